@@ -12,6 +12,8 @@ from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
 from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.recurrence.segments import checked_state
+from routing_tf.zoo.recurrence.segments import empty_memories
 from routing_tf.zoo.recurrence.segments import segments
 from routing_tf.zoo.recurrence.transformer_xl import TransformerXLAttention
 from routing_tf.zoo.recurrence.transformer_xl import TransformerXLBackbone
@@ -175,7 +177,8 @@ class CompressiveAttention(TransformerXLAttention):
     def _empty_state(self, batch_size, memory_length=None, compressed_length=None):
         memory_length = memory_length or self.memory_length
         self._check_multiple("memory_length", memory_length)
-        state = self.empty_memories(
+        state = empty_memories(
+            self,
             batch_size,
             memory=memory_length,
             compressed=compressed_length or self.compressed_length,
@@ -193,7 +196,7 @@ class CompressiveAttention(TransformerXLAttention):
         if begins:
             state = self._empty_state(ops.shape(x)[0])
         else:
-            state = self.checked_state(state, x)
+            state = checked_state(state, x)
             self._check_parts(static_length("inputs", x))
         outputs, differences = [], []
         for own, own_real in segments(x, real, self.segment_length):
@@ -396,6 +399,13 @@ class CompressiveTransformerBackbone(TransformerXLBackbone):
     Reference: Rae et al. (https://arxiv.org/abs/1911.05507).
     """
 
+    _attention_class = CompressiveAttention
+    _attention_arguments = (
+        *TransformerXLBackbone._attention_arguments,
+        *("compressed_length", "compression_rate", "compression"),
+        "reconstruction_weight",
+    )
+
     def __init__(
         self,
         vocabulary_size,
@@ -418,15 +428,3 @@ class CompressiveTransformerBackbone(TransformerXLBackbone):
         self.reconstruction_weight = reconstruction_weight
         sizes = (vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim)
         super().__init__(*sizes, memory_length, segment_length, **kwargs)
-
-    def make_attention(self, **options):
-        return CompressiveAttention(
-            memory_length=self.memory_length,
-            segment_length=self.segment_length,
-            same_length=self.same_length,
-            compressed_length=self.compressed_length,
-            compression_rate=self.compression_rate,
-            compression=self.compression,
-            reconstruction_weight=self.reconstruction_weight,
-            **options,
-        )

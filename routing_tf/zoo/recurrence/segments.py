@@ -1,6 +1,7 @@
 """Parts of transformers with recurrence over segments."""
 
 import keras
+import numpy as np
 from keras import ops
 
 from routing_tf import layers
@@ -10,7 +11,10 @@ from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
+
+WAVELENGTHS = 1.0e4
 
 
 class TakesState(keras.layers.Layer):
@@ -84,3 +88,51 @@ def relative_shift(x):
     x = ops.pad(x, [[0, 0], [0, 0], [0, 0], [1, 0]])
     x = ops.reshape(x, (-1, heads, number + 1, length))[:, :, 1:]
     return ops.reshape(x, (-1, heads, length, number))
+
+
+def sinusoids(distances, dim):
+    """Returns sines, and then cosines, of distances `<int32>[number]`."""
+    half = -(-dim // 2)
+    frequencies = WAVELENGTHS ** (-np.arange(half, dtype="float32") / half)
+    angles = ops.cast(distances, "float32")[:, None]
+    angles = angles * ops.convert_to_tensor(frequencies.astype("float32"))
+    return ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)[:, :dim]
+
+
+def empty_memories(layer, batch_size, **lengths):
+    """Returns memories of a layer that hold nothing, and their masks, by name."""
+    if not layer.built:
+        raise ValueError(
+            "`make_state` needs a layer that is built. Received: built=False with "
+            f"name={layer.name!r}. Call it before, or `build((None, None, dim))`"
+        )
+    state = {}
+    for name, length in lengths.items():
+        check_positive_integer(f"{name}_length", length)
+        shape = (batch_size, length, layer.dim)
+        state[name] = ops.zeros(shape, dtype=layer.compute_dtype)
+        state[f"{name}_mask"] = ops.zeros(shape[:2], dtype="bool")
+    return state
+
+
+def checked_state(state, x):
+    """Returns the dict of a state; a `ValueError` if it is of other inputs."""
+    shape = state.cache["memory"].shape
+    if shape[-1] == x.shape[-1] and {shape[0], x.shape[0]} <= {None, shape[0]}:
+        return state.cache
+    raise ValueError(
+        "`state` must be what `make_state` or an earlier call returned for as many "
+        f"texts. Received: a memory of shape {tuple(shape)} with inputs of shape "
+        f"{tuple(x.shape)}"
+    )
+
+
+def checked_side_attention(layer):
+    """Returns an attention layer, from its config, too; None stays None."""
+    layer = deserialize(layer)
+    if layer is None or isinstance(layer, layers.MixedAttention):
+        return layer
+    raise ValueError(
+        "`side_attention` must be a `MixedAttention` or `RoutingAttention` layer, or "
+        f"None. Received: side_attention={layer!r}"
+    )

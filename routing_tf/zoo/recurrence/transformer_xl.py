@@ -1,7 +1,6 @@
 """Transformer-XL: each segment reads the hidden states of the tokens before it."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf import layers
@@ -12,7 +11,6 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.serialization import serialize
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_integer
@@ -21,12 +19,15 @@ from routing_tf.layers.support.validation import check_rate
 from routing_tf.zoo.parts import arguments
 from routing_tf.zoo.recurrence.segments import RecurrentBlock
 from routing_tf.zoo.recurrence.segments import TakesState
+from routing_tf.zoo.recurrence.segments import checked_side_attention
+from routing_tf.zoo.recurrence.segments import checked_state
+from routing_tf.zoo.recurrence.segments import empty_memories
 from routing_tf.zoo.recurrence.segments import relative_shift
 from routing_tf.zoo.recurrence.segments import segments
+from routing_tf.zoo.recurrence.segments import sinusoids
 
 __all__ = ["TransformerXLAttention", "TransformerXLBackbone"]
 
-WAVELENGTHS = 1.0e4
 EMBEDDINGS_STDDEV = 0.02
 
 
@@ -122,7 +123,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         check_rate("dropout", dropout)
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.side_attention = _checked_side_attention(side_attention)
+        self.side_attention = checked_side_attention(side_attention)
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, inputs_shape):
@@ -198,40 +199,9 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
 
     def _positions(self, largest, number):
         """Returns vectors `[heads, number, key_dim]` of distances that fall by one."""
-        distances = ops.cast(largest - ops.arange(number, dtype="int32"), "float32")
-        half = -(-self.dim // 2)
-        exponents = np.arange(half, dtype="float32") / half
-        frequencies = ops.convert_to_tensor((WAVELENGTHS**-exponents).astype("float32"))
-        angles = distances[:, None] * frequencies
-        waves = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
-        vectors = self.position_dense(waves[:, : self.dim])
-        return self.heads(vectors[None])[0]
-
-    def empty_memories(self, batch_size, **lengths):
-        """Returns memories that hold nothing, and their masks, by name."""
-        if not self.built:
-            raise ValueError(
-                "`make_state` needs a layer that is built. Received: built=False with "
-                f"name={self.name!r}. Call it before, or `build((None, None, dim))`"
-            )
-        state = {}
-        for name, length in lengths.items():
-            check_positive_integer(f"{name}_length", length)
-            shape = (batch_size, length, self.dim)
-            state[name] = ops.zeros(shape, dtype=self.compute_dtype)
-            state[f"{name}_mask"] = ops.zeros(shape[:2], dtype="bool")
-        return state
-
-    def checked_state(self, state, x):
-        """Returns the dict of a state; a `ValueError` if it is of other inputs."""
-        shape = state.cache["memory"].shape
-        if shape[-1] == x.shape[-1] and {shape[0], x.shape[0]} <= {None, shape[0]}:
-            return state.cache
-        raise ValueError(
-            "`state` must be what `make_state` or an earlier call returned for as many "
-            f"texts. Received: a memory of shape {tuple(shape)} with inputs of shape "
-            f"{tuple(x.shape)}"
-        )
+        distances = largest - ops.arange(number, dtype="int32")
+        waves = sinusoids(distances, self.dim)
+        return self.heads(self.position_dense(waves)[None])[0]
 
     def make_state(self, batch_size, memory_length=None):
         """Makes the state of texts of which nothing was read.
@@ -251,14 +221,14 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         """
         check_positive_integer("batch_size", batch_size)
         length = self.memory_length if memory_length is None else memory_length
-        return self.empty_memories(batch_size, memory=length)
+        return empty_memories(self, batch_size, memory=length)
 
     def call(self, inputs, mask=None, training=None, state=None):
         x, real = arguments.without_padding(inputs, mask)
         if state is None:
             memory, seen, memory_length = x[:, :0], real[:, :0], self.memory_length
         else:
-            state = self.checked_state(state, x)
+            state = checked_state(state, x)
             memory, seen = state["memory"], state["memory_mask"]
             memory_length = memory.shape[1]
         window = memory_length if self.same_length else None
@@ -349,6 +319,9 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
     Reference: Dai et al. (https://arxiv.org/abs/1901.02860).
     """
 
+    _attention_class = TransformerXLAttention
+    _attention_arguments = ("memory_length", "segment_length", "same_length")
+
     def __init__(
         self,
         vocabulary_size,
@@ -382,7 +355,7 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
         self.memory_length = memory_length
         self.segment_length = segment_length
         self.same_length = same_length
-        self._make_layers(_checked_side_attention(side_attention))
+        self._make_layers(checked_side_attention(side_attention))
         self.build(None)
 
     def _make_layers(self, side):
@@ -392,30 +365,25 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
             self.vocabulary_size, self.hidden_dim, normal, True, name="embedding", **own
         )
         self.embedding_dropout = keras.layers.Dropout(self.dropout, **own)
+        size = self._size_of_key()
+        options = {name: getattr(self, name) for name in self._attention_arguments}
+        options |= {"dropout": self.attention_dropout, "name": "attention", **own}
         self.blocks = []
         for index in range(self.num_layers):
-            attention = self.make_attention(
-                num_heads=self.num_heads,
-                key_dim=self._size_of_key(),
-                dropout=self.attention_dropout,
-                # From its config, as each block has weights of its own.
-                side_attention=None if side is None else serialize(side),
-                name="attention",
-                **own,
-            )
+            # From its config, as each block has weights of its own.
+            options["side_attention"] = None if side is None else serialize(side)
             feed_forward = layers.FeedForward(
                 self.intermediate_dim, self.activation, name="feed_forward", **own
             )
-            self.blocks.append(
-                RecurrentBlock(
-                    attention,
-                    feed_forward,
-                    self.norm_position,
-                    self.dropout,
-                    name=f"block_{index}",
-                    **own,
-                )
+            block = RecurrentBlock(
+                self._attention_class(self.num_heads, size, **options),
+                feed_forward,
+                self.norm_position,
+                self.dropout,
+                name=f"block_{index}",
+                **own,
             )
+            self.blocks.append(block)
         self.final_norm = None
         if self.norm_position == "pre":
             self.final_norm = keras.layers.LayerNormalization(
@@ -442,15 +410,6 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
     def side_attention(self):
         """The attention beside the heads with a memory in the first block, or None."""
         return self.blocks[0].attention.side_attention
-
-    def make_attention(self, **options):
-        """Makes the attention of a block."""
-        return TransformerXLAttention(
-            memory_length=self.memory_length,
-            segment_length=self.segment_length,
-            same_length=self.same_length,
-            **options,
-        )
 
     def make_state(self, batch_size, **lengths):
         """Makes the state of texts of which nothing was read.
@@ -489,13 +448,3 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
         if isinstance(inputs_shape, dict):
             inputs_shape = inputs_shape["token_ids"]
         return (*inputs_shape, self.hidden_dim)
-
-
-def _checked_side_attention(layer):
-    layer = deserialize(layer)
-    if layer is None or isinstance(layer, layers.MixedAttention):
-        return layer
-    raise ValueError(
-        "`side_attention` must be a `MixedAttention` or `RoutingAttention` layer, or "
-        f"None. Received: side_attention={layer!r}"
-    )

@@ -233,7 +233,7 @@ def test_half_precision():
     [
         (lambda: built(segment_length=0), "`segment_length` must be a positive"),
         (lambda: built(memory_length=6), "`memory_length` must be a multiple"),
-        (lambda: built(compression_rate=3), "`compression_rate` must divide"),
+        (lambda: built(compression_rate=3), "must be a multiple of `compression_rate`"),
         (lambda: built(compressed_length=0), "`compressed_length` must be a positive"),
         (lambda: built(same_length=True), "`same_length` must be False"),
         (lambda: built("mean"), "`compression` must be one of 'convolution'"),
@@ -242,7 +242,14 @@ def test_half_precision():
         (lambda: built().make_state(1, 4, -1), "`compressed_length` must be a"),
         (
             lambda: built()(np.ones((2, 6, DIM)), state=built().make_state(2)),
-            "must be a part of a segment, or whole segments",
+            "must be whole segments, or a part",
+        ),
+        (
+            lambda: built()(
+                np.ones((2, 4, DIM)),
+                state=built().make_state(2) | {"position": np.ones(2, "int32")},
+            ),
+            "length=4 at position 1",
         ),
     ],
 )

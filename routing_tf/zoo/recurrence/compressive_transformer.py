@@ -118,24 +118,15 @@ class CompressiveAttention(TransformerXLAttention):
         self.reconstruction_weight = check_not_negative(
             "reconstruction_weight", reconstruction_weight
         )
-        self._check_multiple("memory_length", memory_length)
         if self.same_length:
             raise ValueError(
                 "`same_length` must be False for attention that compresses whole "
                 "segments. Received: same_length=True"
             )
-        if self.segment_length % self.compression_rate:
-            raise ValueError(
-                "`compression_rate` must divide `segment_length`. Received: "
-                f"compression_rate={compression_rate}, segment_length={segment_length}"
-            )
-
-    def _check_multiple(self, name, length):
-        if length % self.segment_length:
-            raise ValueError(
-                f"`{name}` must be a multiple of `segment_length`. Received: "
-                f"{name}={length}, segment_length={self.segment_length}"
-            )
+        _check_multiple(memory_length=memory_length, segment_length=segment_length)
+        _check_multiple(
+            segment_length=segment_length, compression_rate=compression_rate
+        )
 
     def build(self, inputs_shape):
         super().build(inputs_shape)
@@ -176,7 +167,7 @@ class CompressiveAttention(TransformerXLAttention):
 
     def _empty_state(self, batch_size, memory_length=None, compressed_length=None):
         memory_length = memory_length or self.memory_length
-        self._check_multiple("memory_length", memory_length)
+        _check_multiple(memory_length=memory_length, segment_length=self.segment_length)
         state = empty_memories(
             self,
             batch_size,
@@ -197,7 +188,7 @@ class CompressiveAttention(TransformerXLAttention):
             state = self._empty_state(ops.shape(x)[0])
         else:
             state = checked_state(state, x)
-            self._check_parts(static_length("inputs", x))
+            self._check_parts(static_length("inputs", x), state["position"])
         outputs, differences = [], []
         for own, own_real in segments(x, real, self.segment_length):
             is_whole = own.shape[1] == self.segment_length
@@ -217,12 +208,18 @@ class CompressiveAttention(TransformerXLAttention):
         output = ops.concatenate(outputs, axis=1)
         return output if begins else (output, state)
 
-    def _check_parts(self, length):
-        if length > self.segment_length and length % self.segment_length:
+    def _check_parts(self, length, position):
+        try:
+            position = int(position[0])
+        except TypeError:  # unknown, while a function is traced
+            position = 0
+        is_whole = position == 0 and length % self.segment_length == 0
+        if not is_whole and position + length > self.segment_length:
             raise ValueError(
-                "Inputs with a state must be a part of a segment, or whole segments. "
-                f"Received: length={length} with segment_length={self.segment_length}. "
-                "Split them where segments end"
+                "Inputs with a state must be whole segments, or a part of what is left "
+                f"of one. Received: length={length} at position {position} of a "
+                f"segment, segment_length={self.segment_length}. Split inputs where "
+                "segments end"
             )
 
     def _read(self, x, real, state, position, training):
@@ -231,7 +228,7 @@ class CompressiveAttention(TransformerXLAttention):
         rows = ops.concatenate([state["compressed"], state["memory"], segment], axis=1)
         masks = [state["compressed_mask"], state["memory_mask"], segment_mask]
         number = state["compressed"].shape[1]
-        output, weights = self.attend(
+        output, weights = self._attend(
             x,
             rows,
             ops.concatenate(masks, axis=1),
@@ -324,7 +321,7 @@ class CompressiveAttention(TransformerXLAttention):
 
         Returns the sum of their mean square differences, and the number of tokens.
         """
-        query = ops.stop_gradient(self.heads(self.query_dense(x)))
+        query = ops.stop_gradient(self._heads(self.query_dense(x)))
         difference = self._contents(query, old, old_real)
         difference = difference - self._contents(query, new, new_real)
         squares = ops.mean(ops.square(difference), axis=(1, 3))
@@ -338,9 +335,9 @@ class CompressiveAttention(TransformerXLAttention):
             ops.stop_gradient(ops.cast(dense.kernel, rows.dtype))
             for dense in (self.key_dense, self.value_dense)
         ]
-        key, value = (self.heads(ops.matmul(rows, kernel)) for kernel in kernels)
+        key, value = (self._heads(ops.matmul(rows, kernel)) for kernel in kernels)
         logits = product(query, key, transpose_y=True)
-        weights = self.weights_of(logits, real[:, None, None, :])
+        weights = self._weights(logits, real[:, None, None, :])
         attended = product(ops.cast(weights, value.dtype), value)
         return ops.cast(attended, "float32")
 
@@ -428,3 +425,13 @@ class CompressiveTransformerBackbone(TransformerXLBackbone):
         self.reconstruction_weight = reconstruction_weight
         sizes = (vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim)
         super().__init__(*sizes, memory_length, segment_length, **kwargs)
+
+
+def _check_multiple(**lengths):
+    """Raises a `ValueError` unless the first length is a multiple of the second."""
+    (name, length), (part, number) = lengths.items()
+    if length % number:
+        raise ValueError(
+            f"`{name}` must be a multiple of `{part}`. Received: {name}={length}, "
+            f"{part}={number}"
+        )

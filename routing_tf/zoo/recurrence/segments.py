@@ -117,8 +117,8 @@ def empty_memories(layer, batch_size, **lengths):
 
 def checked_state(state, x):
     """Returns the dict of a state; a `ValueError` if it is of other inputs."""
-    shape = state.cache["memory"].shape
-    if shape[-1] == x.shape[-1] and {shape[0], x.shape[0]} <= {None, shape[0]}:
+    shape, batch = state.cache["memory"].shape, x.shape[0]
+    if shape[-1] == x.shape[-1] and (shape[0] == batch or None in (shape[0], batch)):
         return state.cache
     raise ValueError(
         "`state` must be what `make_state` or an earlier call returned for as many "

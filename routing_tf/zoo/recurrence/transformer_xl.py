@@ -149,7 +149,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         dense.build((None, input_dim))
         return dense
 
-    def attend(self, x, rows, real, offset, window=None, training=None):
+    def _attend(self, x, rows, real, offset, window=None, training=None):
         """Lets tokens `x` read rows that are real, up to themselves.
 
         The first token is the row `offset`, an integer or a scalar tensor; with a
@@ -157,9 +157,9 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         attention weights `<float32>[batch, heads, length, number of rows]`.
         """
         length, number = length_of(x, 1), length_of(rows, 1)
-        query = self.heads(self.query_dense(x))
-        key = self.heads(self.key_dense(rows))
-        value = self.heads(self.value_dense(rows))
+        query = self._heads(self.query_dense(x))
+        key = self._heads(self.key_dense(rows))
+        value = self._heads(self.value_dense(rows))
         position = self._positions(offset + length - 1, number)
         by_content = query + ops.cast(self.content_bias, query.dtype)
         by_position = query + ops.cast(self.position_bias, query.dtype)
@@ -171,7 +171,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         sees = ops.logical_and(distances >= 0, real[:, None, None])
         if window is not None:
             sees = ops.logical_and(sees, distances <= window)
-        weights = self.weights_of(logits, sees)
+        weights = self._weights(logits, sees)
         dropped = self.dropout_layer(weights, training=training)
         attended = product(ops.cast(dropped, value.dtype), value)
         attended = ops.reshape(
@@ -186,12 +186,12 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
             output = output + ops.cast(beside, output.dtype)
         return output, weights
 
-    def heads(self, x):
+    def _heads(self, x):
         """Splits `[batch, length, size]` to `[batch, heads, length, key_dim]`."""
         shape = (-1, length_of(x, 1), self.num_heads, self.key_dim)
         return ops.swapaxes(ops.reshape(x, shape), 1, 2)
 
-    def weights_of(self, logits, sees):
+    def _weights(self, logits, sees):
         """Returns the softmax in float32 of what is seen, zero elsewhere."""
         logits = ops.cast(logits, "float32") * self.key_dim**-0.5
         weights = ops.softmax(ops.where(sees, logits, large_negative("float32")))
@@ -201,7 +201,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         """Returns vectors `[heads, number, key_dim]` of distances that fall by one."""
         distances = largest - ops.arange(number, dtype="int32")
         waves = sinusoids(distances, self.dim)
-        return self.heads(self.position_dense(waves)[None])[0]
+        return self._heads(self.position_dense(waves)[None])[0]
 
     def make_state(self, batch_size, memory_length=None):
         """Makes the state of texts of which nothing was read.
@@ -237,7 +237,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
             offset = length_of(memory, 1)
             rows = ops.concatenate([memory, own], axis=1)
             seen = ops.concatenate([seen, own_real], axis=1)
-            output, _ = self.attend(own, rows, seen, offset, window, training)
+            output, _ = self._attend(own, rows, seen, offset, window, training)
             outputs.append(output)
             memory = ops.stop_gradient(rows[:, -memory_length:])
             seen = seen[:, -memory_length:]

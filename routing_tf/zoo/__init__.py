@@ -1,8 +1,9 @@
 """What other papers do: each part in one file, built on `routing_tf.layers`.
 
 Patterns of attention are in this folder, other layers in rooms of their own:
-`experts`, feed-forward networks with experts, `memory`, layers that look up what they
-have learned, and `recurrence`, transformers that read segment by segment.
+`experts`, feed-forward networks of which a token uses a part, `memory`, layers that
+look up what they have learned, `downsampling`, what makes a few tokens of many, and
+`recurrence`, transformers that read segment by segment.
 
 A file here or in a room lists its public names in `__all__`, and the patterns that
 models can have in `PATTERNS`. The files are found here, so a new one needs no line

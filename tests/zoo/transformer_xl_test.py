@@ -278,7 +278,7 @@ def test_half_precision():
             "`state` must be what `make_state`",
         ),
         (lambda: backbone(norm_position="both"), "`norm_position` must be one of"),
-        (lambda: zoo.TransformerXLBackbone(9, 1, 3, 8, 4, 4), "must divide `hidden"),
+        (lambda: zoo.TransformerXLBackbone(9, 1, 3, 8, 4, 4), "must divide the size"),
     ],
 )
 def test_refusals(make, message):

@@ -17,6 +17,7 @@ from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
 from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts.blocks import size_of_head
 from routing_tf.zoo.recurrence.segments import RecurrentBlock
 from routing_tf.zoo.recurrence.segments import TakesState
 from routing_tf.zoo.recurrence.segments import checked_side_attention
@@ -365,7 +366,7 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
             self.vocabulary_size, self.hidden_dim, normal, True, name="embedding", **own
         )
         self.embedding_dropout = keras.layers.Dropout(self.dropout, **own)
-        size = self._size_of_key()
+        size = self.key_dim or size_of_head(self.hidden_dim, self.num_heads)
         options = {name: getattr(self, name) for name in self._attention_arguments}
         options |= {"dropout": self.attention_dropout, "name": "attention", **own}
         self.blocks = []
@@ -389,15 +390,6 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
             self.final_norm = keras.layers.LayerNormalization(
                 epsilon=LAYER_NORM_EPSILON, name="final_norm", **own
             )
-
-    def _size_of_key(self):
-        if self.key_dim is None and self.hidden_dim % self.num_heads:
-            raise ValueError(
-                "`num_heads` must divide `hidden_dim`. Received: "
-                f"num_heads={self.num_heads}, hidden_dim={self.hidden_dim}. Set "
-                "`key_dim` for heads of another size"
-            )
-        return self.key_dim or self.hidden_dim // self.num_heads
 
     def build(self, inputs_shape):
         if self.built:

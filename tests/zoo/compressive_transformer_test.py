@@ -228,6 +228,11 @@ def test_half_precision():
     xl.assert_half_precision(built, 20, training=True)
 
 
+def continued(length, **state):
+    layer = built()
+    return layer(np.ones((2, length, DIM)), state=layer.make_state(2) | state)
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -239,18 +244,9 @@ def test_half_precision():
         (lambda: built("mean"), "`compression` must be one of 'convolution'"),
         (lambda: built(reconstruction_weight=-1), "`reconstruction_weight` must be"),
         (lambda: built().make_state(1, 6), "`memory_length` must be a multiple"),
-        (lambda: built().make_state(1, 4, -1), "`compressed_length` must be a"),
-        (
-            lambda: built()(np.ones((2, 6, DIM)), state=built().make_state(2)),
-            "must be whole segments, or a part",
-        ),
-        (
-            lambda: built()(
-                np.ones((2, 4, DIM)),
-                state=built().make_state(2) | {"position": np.ones(2, "int32")},
-            ),
-            "length=4 at position 1",
-        ),
+        (lambda: built().make_state(1, 4, 0), "`compressed_length` must be a positive"),
+        (lambda: continued(6), "must be whole segments, or a part"),
+        (lambda: continued(4, position=np.ones(2, "int32")), "length=4 at position 1"),
     ],
 )
 def test_refusals(make, message):

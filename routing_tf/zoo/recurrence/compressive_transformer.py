@@ -166,15 +166,14 @@ class CompressiveAttention(TransformerXLAttention):
         return self._empty_state(batch_size, memory_length, compressed_length)
 
     def _empty_state(self, batch_size, memory_length=None, compressed_length=None):
-        memory_length = memory_length or self.memory_length
+        if memory_length is None:
+            memory_length = self.memory_length
+        if compressed_length is None:
+            compressed_length = self.compressed_length
+        lengths = {"memory": memory_length, "compressed": compressed_length}
+        lengths["segment"] = self.segment_length
+        state = empty_memories(self, batch_size, **lengths)
         _check_multiple(memory_length=memory_length, segment_length=self.segment_length)
-        state = empty_memories(
-            self,
-            batch_size,
-            memory=memory_length,
-            compressed=compressed_length or self.compressed_length,
-            segment=self.segment_length,
-        )
         state["position"] = ops.zeros((batch_size,), dtype="int32")
         if self.compression == "most_used":
             shape = (batch_size, memory_length + self.segment_length)

@@ -2,7 +2,8 @@
 
 Patterns of attention are in this folder, other layers in rooms of their own:
 `experts`, feed-forward networks of which a token uses a part, `memory`, layers that
-look up what they have learned, and `downsampling`, what makes a few tokens of many.
+look up what they have learned, `downsampling`, what makes a few tokens of many, and
+`recurrence`, transformers that read segment by segment.
 
 A file here or in a room lists its public names in `__all__`, and what models can have
 in `PATTERNS` (heads) or `FEED_FORWARDS`. The files are found here, so a new one needs

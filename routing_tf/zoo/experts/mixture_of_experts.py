@@ -302,7 +302,7 @@ class MixtureOfExperts(OwnLosses):
     def call(self, inputs, mask=None, training=None, cache=None):
         if cache is not None:
             self._check_cache()
-        x, real = _without_padding(inputs, mask)
+        x, real = arguments.without_padding(inputs, mask)
         logits = self._logits(x, training)
         probabilities = ops.softmax(logits, axis=-1)
         routes, taken = self._routes(probabilities, real, training, cache)
@@ -326,7 +326,7 @@ class MixtureOfExperts(OwnLosses):
             `places` (how many tokens of the sequence were there before), `is_chosen`
             (False for padding), and `is_placed` (False where there was no place, too).
         """
-        x, real = _without_padding(ops.convert_to_tensor(inputs), mask)
+        x, real = arguments.without_padding(ops.convert_to_tensor(inputs), mask)
         probabilities = ops.softmax(self._logits(x), axis=-1)
         return self._routes(probabilities, real)[0]
 
@@ -476,14 +476,6 @@ class MixtureOfExperts(OwnLosses):
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "seed": self.seed,
         }
-
-
-def _without_padding(x, mask):
-    """Returns tokens with zeros at padding, and which of them are real."""
-    if mask is None:
-        return x, ops.ones(ops.shape(x)[:2], dtype="bool")
-    real = ops.cast(mask, "bool")
-    return ops.where(real[..., None], x, ops.zeros_like(x)), real
 
 
 def _earlier(choices):

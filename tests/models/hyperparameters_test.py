@@ -5,6 +5,8 @@ import re
 import pytest
 
 from routing_tf.models import Hyperparameters
+from routing_tf.models import ModelConfig
+from routing_tf.models import TrainingConfig
 from routing_tf.models import hyperparameters
 
 IMAGE = {
@@ -102,6 +104,10 @@ def test_no_such_choice(field, value):
         ),
         ("`qk_norm` must be False with flaws", {**FLAWED, "qk_norm": True}),
         (
+            "`feed_forward='sparse_feed_forward'` must come without.*'trained'",
+            {**FLAWED, "feed_forward": "sparse_feed_forward"},
+        ),
+        (
             "`local_key_shift=1` must come without flaws",
             {**FLAWED, "local_key_shift": 1},
         ),
@@ -176,7 +182,11 @@ def test_integers_serve_as_floats():
 
 
 def test_every_field_is_documented_once():
-    documented = re.findall(r"^ {4}    (\w+): ", Hyperparameters.__doc__, re.M)
+    documented = [
+        name
+        for cls in (ModelConfig, TrainingConfig)
+        for name in re.findall(r"^ {4}    (\w+): ", cls.__doc__, re.M)
+    ]
     assert documented == hyperparameters.field_names()
 
 

@@ -8,6 +8,7 @@ import functools
 import math
 import pathlib
 import re
+import shlex
 import statistics
 
 import pytest
@@ -42,7 +43,17 @@ ROWS = {
     'expert choice, scored in the scope `"prefix"`': ("expert choice", "prefix"),
     "token choice": ("token choice", "full"),
 }
-FIGURE = re.compile(r"(?<![\w.])\d+\.\d{2,}(?![\w.]*\d)")
+# Results have three digits, times in milliseconds two.
+FIGURE = re.compile(r"(?<![\w.])\d{1,3}\.(?:\d{3,}|\d\d(?= ms))(?![\w.]*\d)")
+CODE = re.compile(r"```.*?```|`[^`]*`", re.S)
+RECALL = re.compile(r"`python\s+-m\s+benchmarks.recall\s+--print_only\s+(.*?)`", re.S)
+# Figures that sentences of a page have besides those of the tables of benchmarks.
+OWN_FIGURES = {
+    "README.md": "",
+    "docs/choosing_heads.md": "",
+    "docs/faq.md": "",
+    "docs/recipes.md": "0.666 0.689 0.671",
+}
 
 
 def read(page):
@@ -250,203 +261,76 @@ def test_times_of_decoding():
             assert any(row[0] == name and expected in row for row in found), cell
 
 
-def seconds(contender):
-    """Returns the time of one layer at 8,192 tokens, as sentences have it."""
-    rows = rows_below("### One attention layer")
-    times = [row[2] for row in rows if row[:2] == [contender, "float32"]]
-    return f"{float(times[0].removesuffix(' s')):.3f} s"
+def prose(text):
+    """Returns a text without its code, its tables and the learning rates of runs."""
+    text = re.sub(r"learning rate (of )?[\d.]+", "", CODE.sub("", text))
+    return "\n".join(line for line in text.splitlines() if not line.startswith("|"))
 
 
-def milliseconds(contender, column):
-    rows = rows_below("### Decoding")
-    return next(row[column] for row in rows if row[0] == contender)
+def figures_of_tables():
+    """Returns the figures of tables that tests above compare with the records.
+
+    Those of times as sentences have them too, with three digits.
+    """
+    pages = [(ROOT / page).read_text() for page in (BENCHMARKS, "docs/induction.md")]
+    lines = [line for page in pages for line in page.splitlines() if line[:1] == "|"]
+    found = FIGURE.findall("\n".join(lines))
+    return {*found, *(f"{float(figure):.3f}" for figure in found)}
 
 
-def sentences():
-    """Yields pages and what they must hold, with figures from the records."""
-    cells_of = {pattern: cells for (pattern, _), cells in recalled(*MAIN).items()}
-    large = {name: cells[1].partition(" ")[0] for name, cells in cells_of.items()}
-    yield (
-        "README.md",
-        f"predicts {large['token choice']} of the values. With local heads in that "
-        f"layer it predicts {large['local']}, and with full attention {large['full']}.",
-    )
-    names = "token choice, with the three settings", "hashed"
-    taught, hashed = (recalled_as_others(name, 0)[:5] for name in names)
-    yield (
-        "README.md",
-        f"one head then predicts {taught}, and a hashed head that explores {hashed}.",
-    )
-    scores = {name: mean(name, 1) for name in ("token choice", "local", "full")}
-    routed, local, full = scores.values()
-    yield (
-        "README.md",
-        f"reaches {routed} bits per byte after 900 steps, with local heads {local} and "
-        f"with full attention {full}. After 9,000 steps full attention is ahead, with "
-        f"{mean('full', 1, steps=9000)} against {mean('token choice', 1, steps=9000)}.",
-    )
-    yield "README.md", f"the {routed} of the comparison is the mean of three"
-    cached = "cache token choice (TensorFlow graph)"
-    dense = "cache dense (TensorFlow graph)"
-    yield (
-        "README.md",
-        f"takes {milliseconds(cached, 1)} with 1,024 tokens of context and "
-        f"{milliseconds(cached, 3)} with 65,536. With full attention it takes "
-        f"{milliseconds(dense, 1)} and {milliseconds(dense, 3)}.",
-    )
-    graph = [f"{name} (TensorFlow graph)" for name in ("token choice", "local")]
-    others = ["KmeansAttention (PyTorch)", "full attention (PyTorch)"]
-    eager = [seconds(name) for name in (*graph, *others)]
-    yield (
-        "README.md",
-        f"takes {eager[0]} with routing, {eager[1]} with local heads, {eager[2]} with "
-        f"the PyTorch package routing-transformer, and {eager[3]} with PyTorch's full",
-    )
-    names = ("token choice", "local")
-    xla = [seconds(f"{name} (TensorFlow XLA)") for name in names]
-    jax = [seconds(f"{name} (JAX)") for name in names]
-    yield (
-        "README.md",
-        f"routing takes {xla[0]} (local heads {xla[1]}), and on JAX {jax[0]} "
-        f"({jax[1]}), longer",
-    )
-    yield (
-        "docs/choosing_heads.md",
-        f"token choice takes {eager[0]}, with local heads {eager[1]}, and with "
-        f"PyTorch's full attention {eager[3]}",
-    )
-    yield (
-        "docs/choosing_heads.md",
-        "Without the shift, token choice is no better than local heads "
-        f"({mean('token choice', 0)} and {mean('local', 0)} bits per byte)",
-    )
-    yield (
-        "docs/faq.md",
-        f"token choice reaches {mean('token choice', 0)} bits per byte without it and "
-        f"{routed} with it",
-    )
-    yield (
-        "docs/recipes.md",
-        f"token choice reaches {routed} bits per byte, full attention {full} and local "
-        f"heads {local}",
-    )
-    prose = {
-        (name, files): bits(name, 1, files=files)
-        for name in names
-        for files in (WIKITEXT, ADDRESSES)
-    }
-    adam = {name: bits(name, 1, files=WIKITEXT, hparams=ADAM) for name in names}
-    yield (
-        BENCHMARKS,
-        f"By Adam, token choice reaches {adam['token choice']} and local heads "
-        f"{adam['local']}.",
-    )
-    yield (
-        "docs/recipes.md",
-        f"token choice reaches {prose['token choice', WIKITEXT]} bits per byte and "
-        f"local heads {prose['local', WIKITEXT]}; on the State of the Union addresses "
-        f"{prose['token choice', ADDRESSES]} and {prose['local', ADDRESSES]}",
-    )
+@pytest.mark.parametrize("page", OWN_FIGURES)
+def test_figures_of_sentences_are_those_of_tables(page):
+    found = set(FIGURE.findall(prose((ROOT / page).read_text())))
+    own = set(OWN_FIGURES[page].split())
+    assert found >= own and len(found) > len(own)
+    assert found - own <= figures_of_tables()
 
 
-def sentences_of_recall():
-    """Yields what the page of benchmarks says of recall in other settings."""
-    rates, shifted = "--learning_rates=0.003,0.01", "--key_shifts=1"
-    seeds = "--seeds=0,1,2"
-    unshifted = recalled(rates, "--key_shifts=0", MAIN[2], seeds)
-    cells = [cell for row in unshifted.values() for cell in row if cell]
-    full = unshifted["full", "full"]
-    assert max(cell.partition(" ")[0] for cell in cells if cell not in full) <= "0.110"
-    yield f"they reach {full[0]} at 128 tokens, and {full[1]} at 256"
-    names = ("token choice", "hashed", "local")
-    widths = recalled(
-        *(rates, shifted, "--sizes=256x16", "--windows=64,128"),
-        "--patterns=local,hashed,token choice",
-    )
-    choice, hashed, local = (" and ".join(widths[name, "full"]) for name in names)
-    yield (
-        f"token choice reaches {choice}, hashed heads {hashed}, and local heads {local}"
-    )
-    longer = (shifted, "--sizes=512x64", "--windows=64")
-    steps = "--steps=2400"
-    (choice,), (hashed,), (local,), (full,) = (
-        recalled(rates, *longer, steps)[name, "full"] for name in (*names, "full")
-    )
-    yield (
-        f"token choice reaches {choice} after 2,400 steps, full attention {full}, "
-        f"hashed heads {hashed}, and local heads {local}"
-    )
-    early = recalled(rates, *longer)
-    (full,), (choice,) = early["full", "full"], early["token choice", "full"]
-    assert {early[name, "full"][0] for name in names} == {choice}
-    yield (
-        f"full attention is at {full}, and token choice, local heads and hashed heads "
-        f"have not begun to learn ({choice} each)"
-    )
-    two = recalled(*longer, steps, "--num_heads=2", "--patterns=token choice")
-    yield f"reach {two['token choice', 'full'][0]} after 2,400 steps"
-    similar = recalled(shifted, "--synonyms=4", seeds)
-    full, hashed, choice = (
-        similar[name, "full"][0] for name in ("full", "hashed", "token choice")
-    )
-    known = [("full", "full"), ("hashed", "full"), ("token choice", "full")]
-    others = [cell for key, (cell, *_) in similar.items() if key not in known]
-    others = sorted(cell.partition(" ")[0] for cell in others if cell)
-    yield (
-        f"full attention is at {full}, hashed heads at {hashed}, token choice at "
-        f"{choice}, and all others between {others[0]} and {others[-1]}"
-    )
+def test_figures_of_recall_are_those_that_commands_print():
+    """Each paragraph has its commands; some speak of one without its `--steps`, too."""
+    text = (ROOT / BENCHMARKS).read_text().partition("### Recall")[2]
+    num_found = 0
+    for paragraph in re.split(r"\n\n|\n- ", text.partition("### Language")[0]):
+        printed = set()
+        for command in RECALL.findall(paragraph):
+            arguments = shlex.split(" ".join(command.split()))
+            if "--diagnose" in arguments:
+                continue
+            without = [x for x in arguments if not x.startswith("--steps")]
+            for given in (arguments, without):
+                cells = sum(recalled(*given).values(), [])
+                printed |= set(FIGURE.findall(" ".join(cells)))
+        found = set(FIGURE.findall(prose(paragraph))) - {"0.11"}
+        if printed:
+            assert found <= printed, paragraph
+            num_found += len(found)
+    assert num_found > 20
+
+
+def test_recall_without_the_shift_and_without_balance():
+    cells = sum(recalled(MAIN[0], "--key_shifts=0", *MAIN[2:]).values(), [])
+    assert sum(cell.partition(" ")[0] > "0.110" for cell in cells) == 1
     unbalanced = "--patterns=token choice", "--options=balance_rate=0.0"
-    found = recalled(shifted, "--sizes=128x8", *unbalanced)["token choice", "full"]
-    yield f"token choice reaches {found[0]} at 128 tokens"
+    found = recalled("--key_shifts=1", "--sizes=128x8", *unbalanced)
+    (cell,) = found["token choice", "full"]
+    assert f"token choice reaches {cell} at 128 tokens" in read(BENCHMARKS)
 
 
-def sentences_of_all_patterns():
-    """Yields what the guide to heads says of the patterns of other systems."""
+def test_sentence_of_training_by_adam():
+    names = "token choice", "local"
+    choice, local = (bits(name, 1, files=WIKITEXT, hparams=ADAM) for name in names)
+    sentence = f"By Adam, token choice reaches {choice} and local heads {local}."
+    assert sentence in read(BENCHMARKS)
+
+
+def test_sizes_of_caches_in_the_guide():
     rows = [line.strip("| ").split(" | ") for line in all_patterns()[2:]]
-    bits_of = {name: cells[2] for name, _, *cells in rows if cells[2]}
     cache_of = {name: cells[-1] for name, *cells in rows}
-    choice, threshold = bits_of["token choice"], bits_of["expert threshold"]
-    yield f"in which token choice reaches {choice}"
-    yield f"come near to that with {threshold} bits per byte"
-    found = (
-        *("full", "local", "random", "hashed", "expert choice", "token choice"),
-        *("expert threshold", "random_blocks"),
-    )
-    others = sorted(bits_of[name] for name in bits_of if name not in found)
-    yield (
-        f"Random blocks follow with {bits_of['random_blocks']}; the remaining groups "
-        f"lie between {others[0]} and {others[-1]}"
-    )
-    linear, native = cache_of["linear"], cache_of["native_sparse"]
-    yield (
-        f"from {linear} (`FeatureMapHeads`, row `linear`) over {cache_of['full']} "
-        f"(`FullHeads`) to {native} (`NativeSparseHeads`)"
-    )
-
-
-def test_sentences():
-    for page, sentence in sentences():
-        assert sentence in read(page), page
-
-
-def test_sentences_of_recall():
-    for sentence in sentences_of_recall():
-        assert sentence in read(BENCHMARKS)
-
-
-def test_sentences_of_all_patterns():
-    for sentence in sentences_of_all_patterns():
-        assert sentence in read("docs/choosing_heads.md")
-
-
-def test_the_readme_has_no_other_figures():
-    known = " ".join(sentence for page, sentence in sentences() if page == "README.md")
-    of_the_main_job = {"1.40", "1.41", "1.47"}
-    text = read("README.md").partition("## What it buys")[2]
-    found = set(FIGURE.findall(text))
-    assert len(found) > 20
-    assert found == {*FIGURE.findall(known), *of_the_main_job}
+    assert (
+        f"from {cache_of['linear']} (`FeatureMapHeads`, row `linear`) over "
+        f"{cache_of['full']} (`FullHeads`) to {cache_of['native_sparse']} "
+        "(`NativeSparseHeads`)"
+    ) in read("docs/choosing_heads.md")
 
 
 def test_the_guide_has_the_tables_of_the_benchmarks():

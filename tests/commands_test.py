@@ -82,6 +82,11 @@ def test_lists_of_paths(monkeypatch):
         values["files"].parse(",")
     options = commands.parse_problem_options(["test_files=~/a,b"])
     assert options == {"test_files": f"/home/somebody/a,{os.path.abspath('b')}"}
+    options = commands.parse_problem_options(['source_files="a,b",c', "folder=a,b"])
+    assert options == {
+        "source_files": f'"{os.path.abspath("a,b")}",{os.path.abspath("c")}',
+        "folder": os.path.abspath("a,b"),
+    }
     with pytest.raises(ValueError, match="must name a path. Received: 'vocabulary='"):
         commands.parse_problem_options(["vocabulary="])
 

@@ -157,14 +157,6 @@ def test_subwords_and_paths_on_the_command_line(tmp_path, monkeypatch, capsys):
     ]
     assert not run(*arguments)
     assert "train: 54 pairs" in capsys.readouterr().out
-    options = commands.parse_problem_options(
-        ['source_files="a,b",c', "folder=a,b", "vocabulary=a,b"]
-    )
-    assert options == {
-        "source_files": f'"{tmp_path / "a,b"}",{tmp_path / "c"}',
-        "folder": str(tmp_path / "a,b"),
-        "vocabulary": str(tmp_path / "a,b"),
-    }
     problem = problems.get(
         "parallel_files",
         source_files="source",

@@ -227,17 +227,6 @@ def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
     assert out.splitlines()[-1].startswith("held-out bits per byte: ")
 
 
-def test_texts_of_a_preset_directory(model_dir, texts, tmp_path, run):
-    checkpoint = checkpoints.paths(model_dir)[-1]
-    loading.load_language_model(checkpoint).save_to_preset(tmp_path / "preset")
-    last = []
-    for model in (model_dir, tmp_path / "preset"):
-        code, out, err = run(f"--model_dir={model}", f"--texts={texts}")
-        assert not code, err
-        last.append(out.splitlines()[-1])
-    assert last[0] == last[1]
-
-
 @pytest.mark.parametrize(
     "content, message",
     [

@@ -4,15 +4,12 @@ import dataclasses
 import json
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from routing_tf import models
 from routing_tf import training
-from routing_tf.files import folder_lock
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.training import checkpoints
@@ -138,33 +135,6 @@ def test_a_vocabulary_that_is_no_text(folder):
     (folder / "vocabulary").write_bytes(b"\x1f\x8b")
     with pytest.raises(ValueError, match="vocabulary must be text in UTF-8.*/vocab"):
         configure(folder)
-
-
-def test_one_process_trains_in_a_folder(tmp_path):
-    program = f"""
-from routing_tf.files import folder_lock
-with folder_lock.hold({str(tmp_path / "run")!r}):
-    print("held", flush=True)
-    input()
-"""
-    with run_folder.hold(tmp_path / "run"):
-        pass
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=pathlib.Path(folder_lock.__file__).parents[1],
-    )
-    with holder:
-        assert holder.stdout.readline() == b"held\n"
-        with (
-            pytest.raises(ValueError, match="another process trains there. Received"),
-            run_folder.hold(tmp_path / "run"),
-        ):
-            pass
-        holder.kill()
-    with run_folder.hold(tmp_path / "run"):
-        pass
 
 
 def test_file_systems_without_locks(tmp_path, monkeypatch):

@@ -220,16 +220,6 @@ class TestTrainer:
         text = loaded.generate("token", max_length=8)
         assert text.startswith("token")
 
-    def test_a_finished_run_is_only_evaluated(self, finished, capsys):
-        before = [path.stat().st_mtime_ns for path in checkpoint_files(finished)]
-        again = training.Trainer(finished.config, finished.problem, finished.model_dir)
-        result = again.train(eval_examples=4)
-        assert again.step == 20
-        assert result.bits == pytest.approx(finished.result.bits, abs=1e-6)
-        after = [path.stat().st_mtime_ns for path in checkpoint_files(finished)]
-        assert before == after
-        assert len(read_metrics(finished.model_dir)) == 4 + 3
-
     def test_resume_equals_an_uninterrupted_run(self, configure, tmp_path):
         """One that Ctrl-C ended in its third step."""
         config, problem = configure(

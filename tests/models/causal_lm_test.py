@@ -351,26 +351,3 @@ def test_generation_ends_where_inputs_are_cut():
         ValueError, match="`max_length` must not exceed .* 9. Received: max_length=10"
     ):
         lm.generate(small_models.inputs((2,), BUFFER), stop_token_ids=None)
-
-
-@small_models.FURTHER
-def test_scoring_leaves_the_model_as_it_was(tmp_path):
-    lm = small_models.language_model(
-        vocabulary_size=258,
-        num_layers=1,
-        preprocessor=models.RoutingTransformerCausalLMPreprocessor(
-            tokenizers.ByteTokenizer(), sequence_length=20
-        ),
-    )
-    before = small_models.arrays(lm.variables)
-    first = lm.score("abc def")
-    small_models.assert_equal(small_models.arrays(lm.variables), before)
-    # What it compiles is no part of the saved model, and follows its weights.
-    lm.save(tmp_path / "lm.keras")
-    copy = keras.saving.load_model(tmp_path / "lm.keras", compile=False)
-    second = copy.score("abc def")
-    np.testing.assert_array_equal(second.log_likelihoods, first.log_likelihoods)
-    small_models.randomize(lm, seed=1)
-    assert (lm.score("abc def").log_likelihoods != first.log_likelihoods).any()
-    (span,) = lm.score(["abc def"], ["def"], routing_scope="prefix")
-    assert span.num_tokens == 3 and span.routing_scope == "prefix"

@@ -227,39 +227,21 @@ def test_round_trip_through_json(h):
 @pytest.mark.parametrize(
     "text, expected",
     [
+        ("", {}),
+        (" , ,", {}),
+        (" num_layers = 3 , ema = FALSE,", {"num_layers": 3, "ema": False}),
+        ("share_query_key=1,ema=0", {"share_query_key": True, "ema": False}),
+        ("learning_rate=1e-3", {"learning_rate": 1e-3}),
+        ("weight_decay=0", {"weight_decay": 0.0}),
+        ("key_dim=None,value_dim=none", {"key_dim": None, "value_dim": None}),
         ("entmax_alpha=1.5", {"entmax_alpha": 1.5}),
+        ("logit_soft_cap=30", {"logit_soft_cap": 30.0}),
         ("entmax_alpha=learned", {"entmax_alpha": "learned"}),
         ("entmax_alpha=None", {"entmax_alpha": None}),
         ("remat_attention=TRUE", {"remat_attention": True}),
         ("remat_attention=weights", {"remat_attention": "weights"}),
-        ("", {}),
-        (" , ,", {}),
-        ("num_layers=3", {"num_layers": 3}),
-        (" num_layers = 3 , ema = FALSE,", {"num_layers": 3, "ema": False}),
-        (
-            "share_query_key=1,timing_signal=true,ema=0",
-            {"share_query_key": True, "timing_signal": True, "ema": False},
-        ),
-        (
-            "learning_rate=1e-3,weight_decay=0",
-            {"learning_rate": 1e-3, "weight_decay": 0.0},
-        ),
-        (
-            "embedding_dim=12,key_dim=None,value_dim=none",
-            {"embedding_dim": 12, "key_dim": None, "value_dim": None},
-        ),
-        (
-            "logit_soft_cap=30,entmax_alpha=none",
-            {"logit_soft_cap": 30.0, "entmax_alpha": None},
-        ),
-        (
-            "routing=none,query_cluster=key,routed_key_shift=1",
-            {"routing": None, "query_cluster": "key", "routed_key_shift": 1},
-        ),
-        (
-            "learning_rate_schedule=constant*rsqrt_decay,optimizer=adam",
-            {"learning_rate_schedule": "constant*rsqrt_decay", "optimizer": "adam"},
-        ),
+        ("routing=none,query_cluster=key", {"routing": None, "query_cluster": "key"}),
+        ("optimizer=adam", {"optimizer": "adam"}),
     ],
 )
 def test_parse_overrides(text, expected):
@@ -278,16 +260,10 @@ def test_parse_overrides(text, expected):
         ("num_layers", "Received: 'num_layers'"),
         ("=3", "Received: '=3'"),
         ("compatibility=1", "Received: 'compatibility=1'"),
-        (
-            "num_layers=3.0",
-            "`num_layers` must be of type int. Received: num_layers='3.0'",
-        ),
+        ("num_layers=3.0", "must be of type int. Received: num_layers='3.0'"),
         ("num_layers=none", "`num_layers` must be of type int. "),
         ("num_layers=", "Received: num_layers=''"),
-        (
-            "key_dim=many",
-            "`key_dim` must be of type int or none. Received: key_dim='many'",
-        ),
+        ("key_dim=many", "of type int or none. Received: key_dim='many'"),
         ("learning_rate=fast", "`learning_rate` must be of type float. "),
         ("entmax_alpha=soft", "`entmax_alpha` must be of type float or str or none. "),
         ("ema=yes", "`ema` must be of type bool. Received: ema='yes'"),

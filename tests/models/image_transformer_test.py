@@ -196,23 +196,6 @@ class TestGenerate:
         logits = logits_of(model, {"images": images})
         np.testing.assert_array_equal(logits.argmax(axis=-1)[:, 2:], images[:, 2:])
 
-    @small_models.FURTHER
-    def test_same_seed_same_images(self):
-        model = image_model(num_classes=3)
-        first, second, third = (
-            model.generate(
-                labels=[0, 2],
-                images=random_images(),
-                num_given_rows=3,
-                sampler=keras_hub.samplers.RandomSampler(seed=seed),
-                verbose=False,
-            )
-            for seed in (1, 1, 2)
-        )
-        np.testing.assert_array_equal(first, second)
-        assert (first != third).any()
-        assert first.shape == (2, 4, 4, 3) and 0 <= first.min() <= first.max() < 11
-
     @pytest.mark.parametrize(
         "message, options",
         [

@@ -220,49 +220,6 @@ def test_the_bridge_takes_only_what_it_knows():
         release.assign_variables(dense, {})
 
 
-def test_settings():
-    h = language_model(
-        beta=0.5, decay=0.75, cache_padding_bias=True
-    ).backbone.hyperparameters
-    assert h == models.Hyperparameters(
-        vocabulary_size=small_models.VOCABULARY_SIZE,
-        max_sequence_length=32,
-        num_layers=2,
-        hidden_dim=16,
-        embedding_dim=12,
-        intermediate_dim=20,
-        feed_forward="geglu",
-        norm_position="post",
-        key_dim=4,
-        value_dim=4,
-        num_local_heads=2,
-        local_block_length=8,
-        local_flange_blocks=2,
-        num_routed_heads=2,
-        num_local_only_layers=1,
-        num_clusters=3,
-        attention_window=6,
-        routing="expert_choice",
-        centroid_decay=0.75,
-        commitment_weight=0.5,
-        max_relative_position=5,
-        shared_head_projection=True,
-        project_shared_keys=True,
-        truncate_length=16,
-        residual_dropout=0.1,
-        initializer_gain=0.2,
-        optimizer="adafactor",
-        learning_rate=0.01,
-        learning_rate_schedule="constant*rsqrt_normalized_decay",
-        warmup_steps=10000,
-        adam_beta_1=0.85,
-        adam_beta_2=0.997,
-        adam_epsilon=1e-6,
-        batch_tokens=4096,
-        compatibility="exact_shared_padding",
-    )
-
-
 def test_settings_of_encoders():
     without = language_model().backbone.hyperparameters
     h = seq2seq_model(

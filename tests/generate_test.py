@@ -417,14 +417,6 @@ def test_samples_of_images(images, tmp_path, run):
     assert read_picture(path).shape == (2, 3, 4, 4)
 
 
-@pytest.mark.thorough
-def test_samples_of_all_classes(images, tmp_path, run):
-    path = tmp_path / "samples.png"
-    code, _, err = run(f"--model_dir={images}", f"--output_file={path}")
-    assert code == 0, err
-    assert read_picture(path).shape == (1, 2, 4, 4)
-
-
 def test_completions_of_images(images, tmp_path, run):
     path = tmp_path / "completions.png"
     options = ["--num_given_rows=1", "--num_images=4", "--num_samples=2"]

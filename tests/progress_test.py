@@ -37,15 +37,6 @@ def clock(monkeypatch):
     return clock
 
 
-def test_the_bar_does_not_count_the_first_item(clock, seconds, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    for item in progress.progress(iter("abcdef"), "batch", total=6):
-        clock[0] += 600 if item == "a" else 6
-        seconds[0] = clock[0]
-    shown = sys.stderr.getvalue()
-    assert "1/6 [00:00<?" in shown and "3/6 [00:12<00:1" in shown
-
-
 def test_the_bar_of_training_does_not_count_it_either(clock, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     problem = types.SimpleNamespace(metric_name="nats", train_split="train")

@@ -5,7 +5,6 @@ from routing_tf import layers
 from routing_tf import models
 from routing_tf.models import release
 from routing_tf.models.release import conversion
-from routing_tf.models.release import variable_names
 from tests.models import small_models
 
 HPARAMS = {
@@ -102,65 +101,6 @@ def names(layer):
         name.removeprefix("sparse_transformer/body/")
         for name in release.variables_by_name(layer)
     ]
-
-
-def weights(layer):
-    """Returns the variables but for the weights of token biases, which are optional."""
-    return [
-        variable
-        for variable in layer.variables
-        if "seed_generator" not in variable.path
-        and variable.name != variable_names.TOKEN_BIAS_WEIGHT
-    ]
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        language_model,
-        lambda: language_model(embedding_dims=16, ffn_layer="conv_hidden_relu"),
-        lambda: language_model(
-            layer_preprocess_sequence="n",
-            layer_postprocess_sequence="da",
-            ema=False,
-            share_qk=False,
-        ),
-        lambda: language_model(hash_items=True),
-        lambda: language_model(
-            hidden_size=24,
-            sparsity_cluster_strided_num_heads=1,
-            sparsity_strided_num_heads=1,
-            sparsity_strided_relative=True,
-        ),
-        seq2seq_model,
-        lambda: seq2seq_model(
-            layer_preprocess_sequence="n",
-            layer_postprocess_sequence="da",
-            sparsity_skip_first=0,
-            ffn_layer="conv_hidden_relu",
-        ),
-        image_model,
-        lambda: image_model(num_classes=5, unconditional=False),
-        lambda: image_model(
-            query_shape=[2, 6],
-            memory_flange=[2, 6],
-            add_positional_emb=False,
-            layer_preprocess_sequence="n",
-            layer_postprocess_sequence="da",
-        ),
-        lambda: release.attention_layer(ATTENTION),
-        lambda: release.attention_layer(ALL_KINDS),
-        lambda: release.attention_layer({**ATTENTION, "hash_items": True}),
-    ],
-)
-def test_round_trip(layer):
-    layer = layer()
-    values = random_values(layer)
-    release.assign_variables(layer, values)
-    small_models.assert_equal(release.read_variables(layer), values)
-    assert {id(variable) for variable in release.variables_by_name(layer).values()} == {
-        id(variable) for variable in weights(layer)
-    }
 
 
 def test_weights_of_token_biases_are_there_once_they_are_given():

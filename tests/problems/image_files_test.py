@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from routing_tf import problems
 from routing_tf.problems import image_files
 from routing_tf.problems.datasets import image_folder
 
@@ -78,15 +77,6 @@ def test_images_are_turned_upright(tmp_path, form, orientation):
     expected = np.array(SHOWN[orientation], "uint8") * 40
     np.testing.assert_allclose(image[4::8, 4::8, 0], expected, atol=3)
     assert image.shape == (*(8 * n for n in expected.shape), 1)
-
-
-def test_the_problem_takes_the_upright_shape(tmp_path):
-    for split in ("train", "validation"):
-        (tmp_path / split).mkdir()
-        (tmp_path / split / "a.jpg").write_bytes(jpeg(b"Exif\0\0" + exif(6)))
-    problem = problems.get("image_folder", folder=str(tmp_path))
-    assert problem.image_shape == (24, 16, 1)
-    assert problem.images("train").shape == (1, 24, 16, 1)
 
 
 @pytest.mark.parametrize("order", "<>")

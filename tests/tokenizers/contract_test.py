@@ -179,17 +179,6 @@ def test_files(tokenizer, case, tmp_path):
             assert type(tokenizer)(name).get_vocabulary() == vocabulary
 
 
-def test_with_the_preprocessor_of_keras_hub(case, tokenizer):
-    preprocessor = keras_hub.models.CausalLMPreprocessor(make(case), sequence_length=12)
-    ids = tokenizer.tokenize("the cat").numpy().tolist()
-    inputs, targets, _ = preprocessor(["the cat"])
-    padding = [0] * (10 - len(ids))
-    assert array(inputs["token_ids"]).tolist() == [[0, *ids, 1, *padding]]
-    assert array(targets).tolist() == [[*ids, 1, 0, *padding]]
-    prompt = preprocessor.generate_preprocess(["the cat"])
-    assert preprocessor.generate_postprocess(prompt) == ["the cat"]
-
-
 def test_in_a_preset_folder_and_a_file(case, tmp_path):
     tokenizer = make(case)
     lm = models.RoutingTransformerCausalLM.from_preset(

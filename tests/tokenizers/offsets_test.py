@@ -52,27 +52,6 @@ def test_every_character_is_in_its_word(tokenizer):
     assert len(words) > len(WHITE_SPACE)
 
 
-def test_random_texts(tokenizer):
-    generator = np.random.default_rng(0)
-    spaces = [*WHITE_SPACE, "\n", "\n", " ", "\r\n", "\n ", "\x1c\x85 "]
-    # NumPy's strings would lose characters 0.
-    some_words, spaces = np.array(WORDS, "object"), np.array(spaces, "object")
-    for _ in range(100):
-        words = generator.choice(some_words, 10).tolist()
-        between = generator.choice(spaces, 11).tolist()
-        text = "".join(map("".join, zip(between, words))) + between[-1]
-        tokens = tokenizer.tokenize(text).numpy()
-        offsets = token_offsets(tokenizer, text, tokens).tolist()
-        parts = [text[start:end] for start, end in offsets]
-        assert "".join(parts) == text
-        assert [word for part in parts for word in part.split()] == words
-        for part, token in zip(parts, tokens, strict=True):
-            is_newline = token == tokenizer.newline_token_id
-            assert len(part.split()) == 1 - is_newline
-            if tokenizer.newline_token_id is not None and offsets[0] != [0, len(part)]:
-                assert part.count("\n") == is_newline
-
-
 def test_words_that_look_like_tokens(tokenizer):
     assert offsets_of(tokenizer, "<pad> <EOS>  <newline>") == [
         [0, 6],

@@ -69,13 +69,13 @@ def shifted(tmp_path_factory, text):
 
 
 @pytest.fixture
-def run(run_command):
-    return functools.partial(run_command, analyse)
+def run(works):
+    return functools.partial(works, analyse)
 
 
 def causality(run, model_dir, *arguments):
     """Runs `--what=causality`: cells of the table by part, and the lines behind it."""
-    code, out, err = run(
+    out = run(
         "--what=causality",
         f"--model_dir={model_dir}",
         "--num_windows=2",
@@ -83,7 +83,6 @@ def causality(run, model_dir, *arguments):
         "--eval_examples=3",
         *arguments,
     )
-    assert not code, err
     lines = out.splitlines()
     parts = [line.split() for line in lines if line.startswith("block_")]
     assert all(len(cells) == 8 for cells in parts)
@@ -123,10 +122,7 @@ def test_decoding_scores_what_one_pass_scores(token_choice, run, monkeypatch):
     # What is exported is tested with the function itself.
     compare = functools.partial(looks.compare_decoding, with_export=False)
     monkeypatch.setattr(looks, "compare_decoding", compare)
-    code, out, err = run(
-        "--what=decoding", f"--model_dir={token_choice}", "--eval_examples=1"
-    )
-    assert not code, err
+    out = run("--what=decoding", f"--model_dir={token_choice}", "--eval_examples=1")
     lines = out.splitlines()
     (one_pass,) = re.findall(r"one parallel pass: (\d\.\d{5})", out)
     assert f"token by token: {one_pass}" in lines
@@ -165,10 +161,9 @@ def test_a_model_of_expert_choice_leaks(expert_choice, run):
 
 
 def test_divergences_and_clusters(expert_choice, run):
-    code, out, err = run(
+    out = run(
         "--what=jsd", f"--model_dir={expert_choice}", "--num_runs=2", "--length=32"
     )
-    assert not code, err
     assert "of 2 runs, each with two random heads on 32 tokens of test" in out
     lines = [re.split(r"\s{2,}", line) for line in out.splitlines()]
     place = lines.index(["layer", "local/local", "local/routed", "routed/routed"])
@@ -188,7 +183,7 @@ def test_divergences_and_clusters(expert_choice, run):
 
 def test_maps_of_a_text(token_choice, tmp_path, run):
     text = "aßb\nabc"
-    code, out, err = run(
+    out = run(
         "--what=maps",
         f"--model_dir={token_choice}",
         f"--text={text}",
@@ -197,7 +192,6 @@ def test_maps_of_a_text(token_choice, tmp_path, run):
         "--head=1",
         "--cluster=2",
     )
-    assert not code, err
     files = ["block_0.png", "block_1.png", "block_1_cluster.png"]
     paths = [tmp_path / "new" / "folder" / name for name in files]
     assert all(path.read_bytes().startswith(PNG) for path in paths)
@@ -217,10 +211,9 @@ def test_reads_of_a_text(shifted, tmp_path, run):
     weights = Probe(lm).attention(window)[1].maps["routed_heads"][0, 1]
     token = int(np.flatnonzero(weights.any(axis=-1)[:-1])[-1])
     arguments = [f"--text={text}", "--layer=1", "--head=1", f"--token={token}"]
-    code, out, err = run(
+    out = run(
         "--what=reads", f"--model_dir={shifted}", f"--output_dir={tmp_path}", *arguments
     )
-    assert not code, err
     rows = [line.split() for line in out.splitlines()]
     assert sum(row[2:3] in (["block_0"], ["block_1"]) for row in rows) == 8
     with open(tmp_path / "reads.tsv", encoding="utf-8", newline="") as file:
@@ -238,8 +231,7 @@ def test_reads_of_a_text(shifted, tmp_path, run):
 
 def test_reads_of_held_out_text(expert_choice, run, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    code, out, err = run("--what=reads", f"--model_dir={expert_choice}")
-    assert not code, err
+    out = run("--what=reads", f"--model_dir={expert_choice}")
     names = sorted(path.name for path in (expert_choice / "reads").iterdir())
     assert names == ["reads.png", "reads.tsv"]
     assert re.search(r"^block_1 routed_heads [01], every token: ", out, re.MULTILINE)
@@ -269,8 +261,7 @@ def test_images(image_run, run):
     assert table["block_0 routed_heads"][0] != "0"
     assert table["block_0 local_heads"] == ["0"] * 6
     assert lines[0].startswith("held-out bits per dimension: ")
-    code, out, err = run("--what=maps", f"--model_dir={image_run}")
-    assert not code, err
+    run("--what=maps", f"--model_dir={image_run}")
     assert [path.name for path in (image_run / "maps").iterdir()] == ["block_0.png"]
 
 
@@ -347,9 +338,6 @@ def test_maps_need_matplotlib(token_choice, refused, monkeypatch):
 
 def test_reads_are_text_without_matplotlib(token_choice, run, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    code, out, _ = run(
-        "--what=reads", f"--model_dir={token_choice}", f"--output_dir={tmp_path}"
-    )
-    assert not code
+    out = run("--what=reads", f"--model_dir={token_choice}", f"--output_dir={tmp_path}")
     assert "install it with `pip install matplotlib`" in out
     assert (tmp_path / "reads.tsv").exists() and not list(tmp_path.glob("*.png"))

@@ -120,6 +120,18 @@ def run_command(capsys):
 
 
 @pytest.fixture
+def works(run_command):
+    """Runs a command that must end well: what it says on standard output."""
+
+    def works(command, *arguments):
+        code, out, err = run_command(command, *arguments)
+        assert code == 0, err
+        return out
+
+    return works
+
+
+@pytest.fixture
 def refused(run_command):
     """Runs a command that must end with a mistake, the last line that it says."""
 

@@ -50,16 +50,15 @@ def model_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def run(run_command):
-    return functools.partial(run_command, evaluate)
+def run(works):
+    return functools.partial(works, evaluate)
 
 
 def test_the_scope_of_sampling(model_dir, run):
     options = [f"--model_dir={model_dir}", "--split=validation", "--eval_examples=5"]
     scored = {}
     for scope in ("full", "prefix"):
-        code, out, _ = run(*options, f"--routing_scope={scope}")
-        assert not code
+        out = run(*options, f"--routing_scope={scope}")
         scored[scope] = out.splitlines()[-1]
         assert ("WARNING: later tokens take part" in out) == (scope == "full")
     assert "step-3" in out and "validation: 160 tokens scored" in out
@@ -68,8 +67,7 @@ def test_the_scope_of_sampling(model_dir, run):
 
 
 def test_the_whole_test_split_is_the_default(model_dir, run):
-    code, out, err = run(f"--model_dir={model_dir}")
-    assert not code, err
+    out = run(f"--model_dir={model_dir}")
     # 5 % of the bytes and the end id
     assert "test: 451 tokens scored" in out
 
@@ -77,12 +75,11 @@ def test_the_whole_test_split_is_the_default(model_dir, run):
 def test_other_data(model_dir, tmp_path, run):
     file = random_file(tmp_path, 2000)
     options = [f"--model_dir={model_dir}", f"--files={file}"]
-    code, out, err = run(*options)
-    assert not code, err
+    out = run(*options)
     assert "files: 1, none of the run; scored whole\n" in out
     assert "test: 2,001 tokens scored" in out
     for flag in ("--split", "--eval_split"):
-        assert "test: 101 tokens scored" in run(*options, f"{flag}=test")[1]
+        assert "test: 101 tokens scored" in run(*options, f"{flag}=test")
 
 
 def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
@@ -90,13 +87,12 @@ def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
     (tmp_path / "link.txt").symlink_to(own)
     (tmp_path / "hard.txt").hardlink_to(own)
     for name in (own, tmp_path / "link.txt", tmp_path / "hard.txt"):
-        code, out, err = run(f"--model_dir={model_dir}", f"--files={name}")
-        assert not code, err
+        out = run(f"--model_dir={model_dir}", f"--files={name}")
         assert "files: 1 of 1 belong to the run, so they are split as for" in out
         assert "test: 451 tokens scored" in out
         assert "trained on these files" not in out
     more = f"{own},{random_file(tmp_path, 2000)}"
-    out = run(f"--model_dir={model_dir}", f"--files={more}")[1]
+    out = run(f"--model_dir={model_dir}", f"--files={more}")
     assert "files: 1 of 2 belong to the run" in out
     assert "WARNING: the run may have been trained on these files" in out
 
@@ -106,20 +102,18 @@ def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, run):
 )
 def test_a_checkpoint_of_a_run(ending, model_dir, run):
     checkpoint = checkpoints.paths(model_dir)[-1]
-    code, out, err = run(f"--model_dir={checkpoint}{ending}", "--eval_examples=2")
-    assert not code, err
+    out = run(f"--model_dir={checkpoint}{ending}", "--eval_examples=2")
     assert f"model: {checkpoint}\n" in out
 
 
 @pytest.mark.parametrize("flags", [["--split=validation"], []])
-def test_changed_data(flags, model_dir, run, monkeypatch):
+def test_changed_data(flags, model_dir, refused, monkeypatch):
     """Also for the test split, which a run does not use."""
     problem_class = type(run_config.RunConfig.load(model_dir).make_problem())
     encode = problem_class.encode
     monkeypatch.setattr(problem_class, "encode", lambda *text: encode(*text)[::-1])
-    code, _, err = run(f"--model_dir={model_dir}", *flags)
-    assert code == 1
-    assert "data of the split 'validation' must be the one that the run used" in err
+    said = refused(evaluate, f"--model_dir={model_dir}", *flags)
+    assert "data of the split 'validation' must be the one that the run used" in said
 
 
 def test_no_run(tmp_path, refused):
@@ -159,25 +153,20 @@ def words_dir(tmp_path_factory):
     return folder
 
 
-def test_no_other_split_is_loaded(words_dir, run, monkeypatch):
+def test_no_other_split_is_loaded(words_dir, run, refused, monkeypatch):
     monkeypatch.setattr(small_problems.Words, "missing", {"train", "validation"})
-    code, out, err = run(f"--model_dir={words_dir}")
-    assert not code, err
+    out = run(f"--model_dir={words_dir}")
     assert "data: test_words: test 300 ids" in out
     (nats,) = re.findall(r"test: 300 tokens scored, (.*) nats per token", out)
     name, _, value = out.splitlines()[-1].partition(": ")
     assert name == "held-out perplexity per word"
     assert float(value) == pytest.approx(math.exp(5 * float(nats)), rel=1e-3)
-    code, _, err = run(f"--model_dir={words_dir}", "--eval_split=validation")
-    assert code == 1
-    assert err == "error: The files of 'validation' are missing\n"
+    said = refused(evaluate, f"--model_dir={words_dir}", "--eval_split=validation")
+    assert said == "error: The files of 'validation' are missing"
 
 
 def test_the_split_that_was_trained_on(words_dir, run):
-    code, out, err = run(
-        f"--model_dir={words_dir}", "--eval_split=train", "--eval_examples=3"
-    )
-    assert not code, err
+    out = run(f"--model_dir={words_dir}", "--eval_split=train", "--eval_examples=3")
     assert "train (not held out: the split that is trained on): 96 tokens" in out
 
 
@@ -190,8 +179,7 @@ def texts(tmp_path):
 
 
 def test_texts(model_dir, texts, run):
-    code, out, err = run(f"--model_dir={model_dir}", f"--texts={texts}")
-    assert not code, err
+    out = run(f"--model_dir={model_dir}", f"--texts={texts}")
     lines = out.splitlines()
     checkpoint = checkpoints.paths(model_dir)[-1]
     lm = loading.load_language_model(checkpoint)
@@ -215,13 +203,12 @@ def test_texts(model_dir, texts, run):
 
 def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
     checkpoint = checkpoints.paths(model_dir)[-1]
-    code, out, err = run(
+    out = run(
         f"--model_dir={checkpoint}",
         f"--texts={texts.with_name('b.txt')}",
         "--routing_scope=prefix",
         "--num_words=5",
     )
-    assert not code, err
     assert "(5 words)" in out
     assert 'routing scope "prefix": every token only from those before it' in out
     assert out.splitlines()[-1].startswith("held-out bits per byte: ")

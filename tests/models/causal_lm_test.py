@@ -45,23 +45,6 @@ def fit(lm, steps=1):
     return lm.fit(x, targets(x), epochs=steps, **options).history["loss"]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"embedding_dim": 6}, {"embedding_dim": 16}],
-)
-def test_logits(changes):
-    lm = small_models.language_model(num_layers=1, **changes)
-    assert tuple(lm.output.shape) == (None, None, VOCABULARY_SIZE)
-    logits, _ = logits_and_losses(lm, small_models.inputs(lengths=(24, 5)))
-    assert logits.shape == (2, LENGTH, VOCABULARY_SIZE)
-    assert logits.dtype == np.float32
-    assert np.isfinite(logits).all()
-    projected = changes.get("embedding_dim", 16) != 16
-    assert (lm.output_projection is not None) == projected
-    depth = 6 if projected else 16
-    assert tuple(lm.logits_dense.kernel.shape) == (depth, VOCABULARY_SIZE)
-
-
 def test_batches_without_a_row():
     lm = small_models.language_model(num_layers=1, routing="expert_choice")
     x = {name: values[:0] for name, values in small_models.inputs((2,), 8).items()}

@@ -12,7 +12,6 @@ import pytest
 from routing_tf import models
 from routing_tf.models.release import conversion
 from routing_tf.models.release import hparams_sets
-from tools import preset_table
 
 ON_JAX = keras.backend.backend() == "jax"
 OWN = ["python_small", "digits_small", "images_small", "pairs_small", "byte_tiny"]
@@ -248,19 +247,6 @@ def test_misspelt_names(cls):
     name = next(iter(cls.presets))
     with pytest.raises(ValueError, match=f"Did you mean '{name}'"):
         cls.from_preset(name[:-1])
-
-
-def test_backbone_from_preset():
-    with preset_table.shapes_alone():
-        backbone = models.RoutingTransformer.from_preset(
-            "byte_tiny", load_weights=False, vocabulary_size=300, name="mine"
-        )
-    assert backbone.name == "mine"
-    assert backbone.hyperparameters == models.preset_hyperparameters(
-        "byte_tiny"
-    ).replace(vocabulary_size=300)
-    table = backbone.get_layer("token_embedding").embeddings
-    assert tuple(table.shape) == (300, 32)
 
 
 def test_presets_of_bytes_take_texts_and_ids():

@@ -117,30 +117,6 @@ def test_further_settings_of_heads_reach_the_layers():
             assert (group.logit_soft_cap, group.qk_norm) == (30.0, True)
 
 
-@pytest.mark.parametrize("kind", ["local", "routed"])
-def test_heads_without_relative_positions(kind):
-    model = shapes(**{f"{kind}_relative_positions": False})
-    relative = {
-        group.name: group.max_relative_position
-        for block in model.blocks
-        for group in block.attention.head_groups
-    }
-    expected = {"local_heads": 10, "routed_heads": 10, f"{kind}_heads": None}
-    assert relative == expected
-
-
-def test_size_of_the_embeddings():
-    whole, projected, factored = (shapes(embedding_dim=dim) for dim in (None, 16, 6))
-    for model, dim in ((whole, 16), (projected, 16), (factored, 6)):
-        table = model.get_layer("token_embedding").embeddings
-        assert tuple(table.shape) == (small_models.VOCABULARY_SIZE, dim)
-    names = [layer.name for layer in whole.embedding_layers]
-    assert "embedding_projection" not in names
-    for model, dim in ((projected, 16), (factored, 6)):
-        kernel = model.get_layer("embedding_projection").kernel
-        assert tuple(kernel.shape) == (dim, 16)
-
-
 @small_models.FURTHER
 def test_the_gain_reaches_every_initial_weight():
     settings = small_models.hyperparameters(

@@ -159,7 +159,10 @@ class TestTrainer:
         steps = [entry for entry in entries if "loss" in entry]
         assert [entry["step"] for entry in steps] == [5, 10, 15, 20]
         assert steps[-1]["loss"] < 0.8 * steps[0]["loss"]
+        schedule = training.make_schedule(finished.config.hyperparameters)
         for entry in steps:
+            rate = float(schedule(entry["step"] - 1))
+            assert entry["learning_rate"] == pytest.approx(rate)
             bits = entry["loss"] / np.log(2)
             assert entry["bits_per_byte"] == pytest.approx(bits)
             assert entry["clustering_loss"] > 0
@@ -177,13 +180,6 @@ class TestTrainer:
         assert scores[20] == finished.result.bits
         assert scores[20] < scores[10] < scores[0]
 
-    def test_the_learning_rate_is_that_of_the_step(self, finished):
-        schedule = training.make_schedule(finished.config.hyperparameters)
-        for entry in read_metrics(finished.model_dir):
-            if "learning_rate" in entry:
-                rate = float(schedule(entry["step"] - 1))
-                assert entry["learning_rate"] == pytest.approx(rate)
-
     def test_tensorboard_has_the_same_numbers(self, finished):
         (path,) = (finished.model_dir / "tensorboard").iterdir()
         found = {}
@@ -196,14 +192,12 @@ class TestTrainer:
             for name, value in entry.items():
                 assert found[step, name] == pytest.approx(value, rel=1e-5)
 
-    def test_the_last_three_checkpoints_are_kept(self, finished):
+    def test_the_last_three_checkpoints_and_the_best_are_kept(self, finished):
         names = [path.name for path in checkpoints.paths(finished.model_dir)]
         assert names == ["step-12", "step-18", "step-20"]
         folder = finished.model_dir / "checkpoints"
         others = {"checkpoint", "best"}
         assert {path.stem for path in folder.iterdir()} == {*names, *others}
-
-    def test_the_best_checkpoint_is_kept(self, finished):
         (best,) = checkpoints.paths(finished.model_dir, "best")
         assert best.name == "step-20"
 
@@ -327,10 +321,6 @@ class TestTrainer:
         assert trainer.stopped_by == signal.SIGPIPE
         assert [path.name for path in checkpoints.paths(tmp_path)] == ["step-1"]
 
-    def test_on_nan_is_a_choice(self, finished):
-        with pytest.raises(ValueError, match="`on_nan` must be one of 'stop', 'skip'"):
-            finished.train(on_nan="go on")
-
     def test_what_is_due_comes_after_the_steps_of_a_call(self, configure, tmp_path):
         config, problem = configure()
         trainer = stand_in(config, problem, tmp_path, steps_per_call=4)
@@ -339,14 +329,19 @@ class TestTrainer:
         assert steps_with("loss", tmp_path) == [4, 6]
         assert steps_with("held_out_bits_per_byte", tmp_path) == [0, 5, 6]
 
-    def test_a_batch_that_cannot_be_shared(self, configure, tmp_path):
+    def test_refused_settings(self, configure, tmp_path):
         config, problem = configure()
-        config = dataclasses.replace(config, accumulation_steps=3)
+        parts = {n: dataclasses.replace(config, accumulation_steps=n) for n in (2, 3)}
         with pytest.raises(ValueError, match="4 windows .* accumulation_steps=3"):
-            training.Trainer(config, problem, tmp_path)
-        config = dataclasses.replace(config, accumulation_steps=2)
+            training.Trainer(parts[3], problem, tmp_path)
         with pytest.raises(ValueError, match="`steps_per_call` must be 1"):
-            training.Trainer(config, problem, tmp_path, steps_per_call=2)
+            training.Trainer(parts[2], problem, tmp_path, steps_per_call=2)
+        trainer = training.Trainer(config, problem, tmp_path)
+        with pytest.raises(ValueError, match="`on_nan` must be one of 'stop', 'skip'"):
+            trainer.train(on_nan="go on")
+        (tmp_path / "file").touch()
+        with pytest.raises(ValueError, match="must be a folder that can be written"):
+            training.Trainer(config, problem, tmp_path / "file")
 
     def test_another_run_is_refused(self, finished, configure):
         config, problem = configure(seed=7, hidden_dim=18, train_steps=50)
@@ -390,13 +385,6 @@ class TestTrainer:
         (best,) = checkpoints.paths(model_dir, "best")
         assert trainer.step == checkpoints.step_of(best)
         assert loading.load_language_model(model_dir) is not None
-
-    def test_model_dir_must_be_a_folder(self, configure, tmp_path):
-        config, problem = configure()
-        path = tmp_path / "file"
-        path.write_text("")
-        with pytest.raises(ValueError, match="must be a folder that can be written"):
-            training.Trainer(config, problem, path)
 
 
 class TestPairs:

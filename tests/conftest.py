@@ -133,15 +133,16 @@ def works(run_command):
 
 @pytest.fixture
 def refused(run_command):
-    """Runs a command that must end with a mistake, the last line that it says."""
+    """Runs a command that must end with a mistake: what it says of that."""
 
-    def refused(command, *arguments):
+    def refused(command, *arguments, quiet=False):
         code, out, err = run_command(command, *arguments)
-        assert (code, out) == (1, "")
+        assert code == 1
         assert "Traceback" not in err
-        *_, last = err.splitlines()
-        assert last.startswith("error: ")
-        return last
+        assert not quiet or out == ""
+        before, error, said = err.partition("error: ")
+        assert error and not before.rpartition("\n")[2]
+        return said.rstrip("\n")
 
     return refused
 

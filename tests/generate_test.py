@@ -274,7 +274,7 @@ def test_a_stream_ends_where_nobody_reads(model, monkeypatch):
     ],
 )
 def test_mistakes_are_one_line_on_stderr(model, refused, arguments, message):
-    assert message in refused(generate, f"--model_dir={model}", *arguments)
+    assert message in refused(generate, f"--model_dir={model}", *arguments, quiet=True)
 
 
 @pytest.mark.parametrize("command", [generate, train])
@@ -358,7 +358,9 @@ def test_a_model_with_an_encoder(pair_model, tmp_path, run):
     ],
 )
 def test_mistakes_with_an_encoder(pair_model, refused, arguments, message):
-    assert message in refused(generate, f"--model_dir={pair_model}", *arguments)
+    assert message in refused(
+        generate, f"--model_dir={pair_model}", *arguments, quiet=True
+    )
 
 
 IMAGES = {

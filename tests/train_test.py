@@ -163,7 +163,7 @@ def test_splits_of_a_run(tmp_path, run, refused, monkeypatch):
     monkeypatch.setattr(small_problems.Words, "missing", {"train"})
     model_dir = f"--model_dir={tmp_path}"
     said = refused(train, model_dir, *WORDS)
-    assert said == "error: The files of 'train' are missing"
+    assert said == "The files of 'train' are missing"
     splits = ["--train_split=validation", "--eval_split=test"]
     out = run(model_dir, *WORDS, *splits, "--train_steps=3")
     assert "data: test_words: validation 1,000 ids, test 300 ids" in out

@@ -200,9 +200,10 @@ def test_characters_of_subwords(subword_lm, text):
     assert starts[0] == 0 and ends[-1] == len(text)
     assert (starts[1:] <= ends[:-1]).all()
     # Tokens that end where one of them begins are those of that part of the text.
-    for place in np.flatnonzero(starts[1:] == ends[:-1]) + 1:
-        before = tokenizer.detokenize(ids[:place])
-        assert before.rstrip(" ") == text[: starts[place]].rstrip(" ")
+    places = np.flatnonzero(starts[1:] == ends[:-1]) + 1
+    parts = tokenizer.detokenize([ids[:place].tolist() for place in places])
+    for place, part in zip(places, parts):
+        assert part.rstrip(" ") == text[: starts[place]].rstrip(" ")
 
 
 def with_these_first(*tokens):

@@ -7,10 +7,10 @@ import pytest
 
 from routing_tf import models
 from routing_tf import problems
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems import seq2seq
 from routing_tf.problems import vocabularies
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.tokenizers import SubwordTokenizer
 
 SIZES = {"train": 23, "validation": 5, "test": 4}

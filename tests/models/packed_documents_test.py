@@ -8,6 +8,7 @@ from routing_tf import models
 from routing_tf import problems
 from routing_tf.models.packed_documents import inputs_of
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.training import evaluation
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
@@ -223,3 +224,25 @@ def test_text_problems_tell_documents_apart():
     assert "segment_ids" not in plain
     with pytest.raises(ValueError, match='`segment_ids` needs `packing="stream"`'):
         Texts(packing="release", segment_ids=True)
+
+
+def test_packed_pairs_have_the_scores_they_have_alone():
+    class Squares(problems.Seq2SeqProblem):
+        default_vocabulary = "bytes"
+
+        def load_split(self, split):
+            return [(str(number), str(number**2)) for number in range(12)]
+
+    settings = {"timing_signal": True, "restart_positions": True}
+    lm = small_seq2seq.language_model(vocabulary_size=258, **ROUTED, **settings)
+    plain, packed = (
+        evaluation.evaluate(
+            lm,
+            Squares(input_length=12, sequence_length=12, segment_ids=packs),
+            "test",
+            batch_size=4,
+        )
+        for packs in (False, True)
+    )
+    assert packed.num_tokens == plain.num_tokens
+    np.testing.assert_allclose(packed.nats, plain.nats, rtol=1e-4)

@@ -92,7 +92,14 @@ def test_no_document_moves_another_one():
 
 
 @pytest.mark.parametrize(
-    "routing", ["token_choice", pytest.param("full", marks=pytest.mark.thorough)]
+    "routing",
+    [
+        "token_choice",
+        *(
+            pytest.param(routing, marks=pytest.mark.thorough)
+            for routing in ("expert_choice", "hashed", "random", "full")
+        ),
+    ],
 )
 def test_a_pair_has_the_logits_it_has_alone(routing):
     lm = small_seq2seq.language_model(

@@ -117,7 +117,11 @@ def test_a_pair_has_the_logits_it_has_alone(routing):
         for name in x
     }
     after = logits(lm, changed)
-    np.testing.assert_array_equal(after[:, border:], found[:, border:])
+    # Members of clusters may be summed in another order.
+    tolerance = 0 if routing == "full" else 1e-5
+    np.testing.assert_allclose(
+        after[:, border:], found[:, border:], rtol=0, atol=tolerance
+    )
     assert np.abs(after - found)[:, :border].max() > 1e-2
 
 

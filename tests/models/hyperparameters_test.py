@@ -5,6 +5,8 @@ import re
 import pytest
 
 from routing_tf.models import Hyperparameters
+from routing_tf.models import ModelConfig
+from routing_tf.models import TrainingConfig
 from routing_tf.models import hyperparameters
 
 IMAGE = {
@@ -98,6 +100,10 @@ def test_no_such_choice(field, value):
             {"exploring_queries": 4, "compatibility": "trained"},
         ),
         ("`logit_soft_cap` must.*=-1.0", {"logit_soft_cap": -1.0}),
+        (
+            "`feed_forward='sparse_feed_forward'` must come without.*'trained'",
+            {"feed_forward": "sparse_feed_forward", "compatibility": "trained"},
+        ),
         (
             "`qk_norm` must be False with flaws.*compatibility='trained'",
             {"qk_norm": True, "compatibility": "trained"},
@@ -209,7 +215,11 @@ def test_integers_serve_as_floats():
 
 
 def test_every_field_is_documented_once():
-    documented = re.findall(r"^ {4}    (\w+): ", Hyperparameters.__doc__, re.M)
+    documented = [
+        name
+        for cls in (ModelConfig, TrainingConfig)
+        for name in re.findall(r"^ {4}    (\w+): ", cls.__doc__, re.M)
+    ]
     assert documented == hyperparameters.field_names()
 
 

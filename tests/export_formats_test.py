@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf import models
 from routing_tf import zoo
 from tools import export_formats
 
@@ -44,6 +45,16 @@ def test_the_table_has_all_groups_and_formats():
         and re.fullmatch(r"routing_tf\.(layers\.heads|zoo)\..*", each.__module__)
         and each is not layers.HeadGroup
     }
+
+
+@pytest.mark.parametrize("name", ["openvino", "litert"])
+def test_formats_without_loops_are_refused(name, tmp_path):
+    lm = models.RoutingTransformerCausalLM.from_preset(
+        "byte_tiny", num_cluster_strided_heads=2, key_dim=8
+    )
+    for model in (lm, lm.backbone):
+        with pytest.raises(ValueError, match=f"{name}.*ClusterStridedHeads.*onnx"):
+            model.export(tmp_path / "x", format=name)
 
 
 @on_tensorflow

@@ -11,6 +11,7 @@ from routing_tf.files import safe_loading
 from routing_tf.files.misspelt import did_you_mean
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.models.export_formats import check_format
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.hyperparameters import field_names
 from routing_tf.models.presets import preset_hyperparameters
@@ -43,6 +44,16 @@ class PresetBackbone(keras_hub.models.Backbone):
             **super().get_config(),
             "hyperparameters": self.hyperparameters.to_dict(),
         }
+
+    def export(self, filepath, format="tf_saved_model", **kwargs):
+        """Exports as `keras.Model.export` does, if the format can have the heads.
+
+        Raises:
+            ValueError: if it cannot: `"openvino"` and `"litert"` for heads that loop
+                over blocks of queries.
+        """
+        check_format(self, format)
+        super().export(filepath, format, **kwargs)
 
     @staticmethod
     def get_layout_map(

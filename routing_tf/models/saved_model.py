@@ -12,6 +12,7 @@ from routing_tf.layers.support.data_shapes import static_shapes
 from routing_tf.models import saved_images
 from routing_tf.models import saved_texts
 from routing_tf.models import signatures
+from routing_tf.models.export_formats import check_format
 from routing_tf.models.token_scorer import scope_to_score
 
 # The name that TensorFlow Serving and its clients use by default.
@@ -45,11 +46,13 @@ class Exportable:
                 `keras.Model.export`.
 
         Raises:
-            ValueError: as in `routing_tf.models.saved_model.export`.
+            ValueError: as in `routing_tf.models.saved_model.export`, or if the format
+                cannot have the heads of the model.
         """
         if format == "tf_saved_model" and input_signature is None:
             export(self, filepath, verbose=verbose, **kwargs)
         else:
+            check_format(self, format)
             with static_shapes():
                 super().export(filepath, format, verbose, input_signature, **kwargs)
 

@@ -4,8 +4,8 @@ import pytest
 from routing_tf import models
 from routing_tf import problems
 from routing_tf.cli import known_names
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import registry
-from routing_tf.problems.arguments import SPLITS
 
 
 @pytest.fixture

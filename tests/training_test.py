@@ -387,6 +387,16 @@ class TestTrainer:
         assert loading.load_language_model(model_dir) is not None
 
 
+def nats_of(lm, inputs, targets):
+    """Negative log probabilities by NumPy from the model's logits."""
+    keras.Model.make_predict_function(lm, force=True)  # inputs differ in length
+    logits = keras.Model.predict_on_batch(lm, inputs).astype("float64")
+    logits -= logits.max(axis=-1, keepdims=True)
+    log_norm = np.log(np.exp(logits).sum(axis=-1))
+    chosen = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    return log_norm - chosen
+
+
 class TestPairs:
     """Models with an encoder."""
 
@@ -410,10 +420,7 @@ class TestPairs:
         batch = problem.dataset("test", 4).as_numpy_iterator()
         nats = count = 0.0
         for inputs, targets, weights in batch:
-            logits = keras.Model.predict_on_batch(lm, inputs).astype("float64")
-            logs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-            chosen = np.take_along_axis(logs, targets[..., None], axis=-1)[..., 0]
-            nats -= (chosen * weights).sum()
+            nats += (nats_of(lm, inputs, targets) * weights).sum()
             count += weights.sum()
         result = evaluation.evaluate(lm, problem, "test", batch_size=4)
         # Letters and end ids of all pairs, nothing that fills up
@@ -476,21 +483,12 @@ class TestInitCheckpoint:
 
 
 class TestEvaluate:
-    def nats(self, lm, inputs, targets):
-        """Negative log probabilities by NumPy from the model's logits."""
-        keras.Model.make_predict_function(lm, force=True)  # inputs differ in length
-        logits = keras.Model.predict_on_batch(lm, inputs).astype("float64")
-        logits -= logits.max(axis=-1, keepdims=True)
-        log_norm = np.log(np.exp(logits).sum(axis=-1))
-        chosen = np.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-        return log_norm - chosen
-
     def test_equals_a_mean_over_all_tokens(self, finished):
         problem = finished.problem
         # One batch that fits exactly, so that nothing is filled up.
         dataset = problem.dataset("test", problem.num_windows("test"))
         inputs, targets, weights = next(dataset.as_numpy_iterator())
-        total = (self.nats(finished.lm, inputs, targets) * weights).sum()
+        total = (nats_of(finished.lm, inputs, targets) * weights).sum()
         count = weights.sum()
         optimizer = finished.lm.optimizer
         result = evaluation.evaluate(finished.lm, problem, "test", batch_size=5)
@@ -512,7 +510,7 @@ class TestEvaluate:
         nats = TokenScorer(lm, "prefix").score(inputs, targets)[0]
         ends = [1, 2, 17, LENGTH]
         expected = [
-            self.nats(
+            nats_of(
                 lm,
                 {name: array[:, :end] for name, array in inputs.items()},
                 targets[:, :end],

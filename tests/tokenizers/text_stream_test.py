@@ -61,9 +61,11 @@ def test_random_subwords_are_those_of_the_tokenizer(subwords):
 def test_a_context_is_continued(subwords, text):
     ids = subwords.tokenize(text).numpy().tolist()
     is_end = [subwords.id_to_token(id).endswith("_") for id in ids]
-    for place in np.flatnonzero(is_end) + 1:
-        rest = "".join(read(text_stream(subwords, ids[:place]), ids[place:]))
-        assert subwords.detokenize(ids[:place]) + rest == text
+    places = np.flatnonzero(is_end) + 1
+    starts = subwords.detokenize([ids[:place] for place in places])
+    for place, start in zip(places, starts, strict=True):
+        rest = read(text_stream(subwords, ids[:place]), ids[place:])
+        assert start + "".join(rest) == text
 
 
 def test_words_come_at_once():

@@ -25,7 +25,7 @@ MORE = {
         kinds.APART["token_choice_apart"], rotary_positions=True
     ),
 }
-CASES = ["full", "local", "sliding", "strided", "fixed_distinct", *MORE]
+CASES = ["full", "local", "sliding", "strided", "fixed_distinct", "indexed", *MORE]
 CASES += ["two_clusters_apart", "cluster_strided_apart"]
 CASES += [
     f"{kind}_apart{shifted}"

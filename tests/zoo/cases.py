@@ -29,6 +29,7 @@ SMALL = {
     "GlobalHeads": functools.partial(
         zoo.GlobalHeads, HEADS, (0, 3), 4, num_learned_tokens=1
     ),
+    "IndexedHeads": functools.partial(zoo.IndexedHeads, HEADS, 3, 2, 4),
     "InducedHeads": functools.partial(zoo.InducedHeads, HEADS, 3),
     "LinformerHeads": functools.partial(zoo.LinformerHeads, HEADS, 8, 4),
     "LongShortHeads": functools.partial(zoo.LongShortHeads, HEADS, 3, 2),
@@ -60,6 +61,8 @@ CAUSAL = {
     "column": functools.partial(zoo.AxialHeads, HEADS, 0, 6, **RELATIVE),
     "criss_cross": functools.partial(zoo.AxialHeads, HEADS, None, 6),
     "best_blocks": functools.partial(zoo.BlockTopKHeads, HEADS, 4, 3, **RELATIVE),
+    "indexed": functools.partial(zoo.IndexedHeads, HEADS, 6, 2, 4, **RELATIVE),
+    "indexed_few": functools.partial(zoo.IndexedHeads, HEADS, 2, 3, 4, **RELATIVE),
 }
 # Of these there are no keys to shift, or they refuse that.
 UNSHIFTED = {

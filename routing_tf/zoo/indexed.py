@@ -1,0 +1,469 @@
+"""Sparse attention of DeepSeek: a small indexer chooses the tokens that heads read."""
+
+import dataclasses
+import typing
+
+import keras
+from keras import ops
+
+from routing_tf.layers import HeadGroup
+from routing_tf.layers.caches import rows
+from routing_tf.layers.routing.held_updates import update_or_hold
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_not_negative
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
+from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.chosen_blocks import best_blocks
+from routing_tf.zoo.parts.features import ReadsFeatures
+from routing_tf.zoo.parts.pattern import Pattern
+from routing_tf.zoo.parts.places import is_among
+
+__all__ = ["IndexedHeads"]
+
+ONE_SEQUENCE = "the indexer makes its keys from the tokens of the queries"
+# From so many times `num_selected` on, reading tokens takes less than masking pairs.
+SHARE_THAT_READS = 8
+# Products of the indexer that are in memory at once where they need no gradient.
+MOST_PRODUCTS = 1 << 26
+
+
+class Index(typing.NamedTuple):
+    """What the indexer makes of a sequence. J is its number of heads, E their size.
+
+    Attributes:
+        query: `<float>[B, L, J, E]`.
+        weights: `<float>[B, L, J]`, those of the heads of each query.
+        key: `<float>[B, S, E]`, the same for all heads; or other keys for each query,
+            `[B, L, S, E]`.
+    """
+
+    query: typing.Any
+    weights: typing.Any
+    key: typing.Any
+
+    def scores(self):
+        """Returns the scores of the keys, `<float32>[B, L, S]`."""
+        batch, length, heads, size = ops.shape(self.query)
+        if len(self.key.shape) == 4:
+            products = product(self.query, self.key, transpose_y=True)
+        else:
+            query = ops.reshape(self.query, (batch, length * heads, size))
+            products = product(query, self.key, transpose_y=True)
+            shape = (batch, length, heads, ops.shape(self.key)[1])
+            products = ops.reshape(products, shape)
+        products = ops.cast(ops.relu(products), "float32")
+        return ops.sum(ops.cast(self.weights, "float32")[..., None] * products, axis=2)
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class IndexedHeads(ReadsFeatures, HeadGroup):
+    """Heads that read the tokens which a small indexer scores highest.
+
+    The indexer has its own projections of the tokens h, and scores token s for query t
+    by
+
+        I[t, s] = sum_j w[t, j] relu(q[t, j] . k[s]),
+
+    with `num_indexer_heads` heads j that share one key. All heads of the group attend
+    to the `num_selected` visible tokens with the highest scores; of equal ones, to the
+    earlier ones.
+
+    The choice has no gradient. Instead, training adds a loss, `indexer_loss_weight`
+    times the mean over real queries of the Kullback-Leibler divergence of the softmax
+    of the scores from the mean of the heads' attention weights. It moves the indexer
+    alone: attention weights count as given, and so do the tokens that the indexer
+    reads. During the first `warm_up_steps` training steps, queries attend to all
+    visible tokens, and the loss compares all of them; after that, only those that are
+    chosen. Evaluation and decoding always choose. In the paper, all other weights stand
+    still in the warm-up of a trained model; here they learn, too.
+
+    Scores of all pairs are computed, with few and small heads. In steps with a cache,
+    and in sequences of at least 8 times `num_selected` tokens, heads read only the
+    chosen tokens; in shorter ones and where there is a warm-up, they compare all pairs
+    and mask those not chosen. So for long sequences, train a warmed-up model further
+    with `warm_up_steps=0`: the weights are the same.
+
+    State (float32): `training_steps`, and `indexer_loss`, the last loss without its
+    weight. Both move if `training=True` and the layer is trainable.
+
+    As in DeepSeek's code, `w` is scaled by `(num_indexer_heads * indexer_dim)**-0.5`.
+    Its layer normalization and Hadamard transform of queries and keys of the indexer,
+    and its 8-bit products, are left out.
+
+    Args:
+        num_heads: number of heads in the group.
+        num_selected: number of tokens that a query reads. Defaults to 256 (2,048 in the
+            paper).
+        num_indexer_heads: number of heads of the indexer. Defaults to 4.
+        indexer_dim: size of a query or key of the indexer. Defaults to 32.
+        warm_up_steps: number of training steps in which queries attend to all visible
+            tokens. Defaults to 1000.
+        indexer_loss_weight: factor of the loss of the indexer. Defaults to 1.0.
+        kernel_initializer: initializer of the indexer's projections. Defaults to
+            `"glorot_uniform"`.
+        **kwargs: arguments of `HeadGroup`; relative positions are in tokens. Neither
+            they nor a token bias influence the scores of the indexer; rotary positions
+            also turn its queries and keys. With `key_shift=1`, a position offers the
+            indexer's key of the token before it, too.
+
+    Call arguments and Returns: as in `HeadGroup`; `features` are required, and
+    `MixedAttention` passes them.
+
+    Raises:
+        ValueError: if a number is not a positive integer (`warm_up_steps`: at least 0),
+            `indexer_loss_weight` is negative, or `HeadGroup` refuses an argument; when
+            built, if `indexer_dim` is odd with rotary positions; when called, without
+            features, or with another sequence as value.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.IndexedHeads(2, num_selected=4, num_indexer_heads=2, indexer_dim=8)
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
+    ```
+
+    Reference: DeepSeek-AI, "DeepSeek-V3.2: Pushing the Frontier of Open Large Language
+    Models" (https://arxiv.org/abs/2512.02556), section 2.1; the released inference code
+    of DeepSeek-V3.2-Exp.
+    """
+
+    compares_by_products = True
+    supports_segments = True
+    remembers_key_heads = True
+    # Each query reads tokens of its own.
+    tokens_per_step = 32
+
+    def __init__(
+        self,
+        num_heads,
+        num_selected=256,
+        num_indexer_heads=4,
+        indexer_dim=32,
+        warm_up_steps=1000,
+        indexer_loss_weight=1.0,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(num_heads, **kwargs)
+        self.num_selected = check_positive_integer("num_selected", num_selected)
+        self.num_indexer_heads = check_positive_integer(
+            "num_indexer_heads", num_indexer_heads
+        )
+        self.indexer_dim = check_positive_integer("indexer_dim", indexer_dim)
+        self.warm_up_steps = check_non_negative_integer("warm_up_steps", warm_up_steps)
+        self.indexer_loss_weight = check_not_negative(
+            "indexer_loss_weight", indexer_loss_weight
+        )
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+
+    def build(self, query_shape, key_shape, value_shape, features_shape=None):
+        super().build(query_shape, key_shape, value_shape)
+        if self.rotary_positions and self.indexer_dim % 2:
+            raise ValueError(
+                "`indexer_dim` must be even with `rotary_positions=True`, because "
+                f"pairs of entries are turned. Received: indexer_dim={self.indexer_dim}"
+            )
+        dim = self.dim_of_features(features_shape)
+        heads, size = self.num_indexer_heads, self.indexer_dim
+        for name, columns in (("query", heads * size), ("key", size), ("head", heads)):
+            kernel = self.add_weight(
+                name=f"indexer_{name}_kernel",
+                shape=(dim, columns),
+                initializer=cloned(self.kernel_initializer),
+            )
+            setattr(self, f"indexer_{name}_kernel", kernel)
+        for name in ("training_steps", "indexer_loss"):
+            state = self.add_weight(
+                name=name,
+                shape=(),
+                initializer="zeros",
+                dtype="float32",
+                trainable=False,
+                autocast=False,
+            )
+            setattr(self, name, state)
+
+    def prepared(self, inputs):
+        inputs = super().prepared(inputs)
+        refusals.refuse_another_sequence(inputs, ONE_SEQUENCE)
+        return self.with_features(inputs)
+
+    def attend(self, inputs, training=None):
+        learns = bool(training and self.trainable)
+        warms_up = learns and self.warm_up_steps > 0
+        index = self._index(inputs)
+        if self.key_shift:
+            index = index._replace(key=_offered_before(inputs, index.key))
+        length = length_of(inputs.value, 2)
+        fewest = SHARE_THAT_READS * self.num_selected
+        if is_known(length) and length >= fewest and not warms_up:
+            return self._read_chosen(inputs, index, training, learns)
+        visible = self._visible(inputs, numbers(length))
+        scores = index.scores()
+        seen = is_among(best_blocks(scores, visible, self.num_selected), length)
+        if warms_up:
+            is_over = ops.convert_to_tensor(self.training_steps) >= self.warm_up_steps
+            seen = ops.logical_or(seen, ops.logical_not(is_over))
+            seen = ops.logical_and(seen, visible)
+        bias = inputs.token_bias
+        pairs = {
+            "attention_mask": seen[:, None],
+            "bias": None if bias is None else bias[:, :, None],
+        }
+        if learns:
+            target = self._mean_weights(inputs.query, inputs.key, **pairs)
+            self._learn(inputs, scores, target, seen)
+        return self.dot_product(
+            inputs.query,
+            inputs.key,
+            inputs.value,
+            **pairs,
+            use_causal_mask=inputs.use_causal_mask,
+            training=training,
+        )
+
+    def choose(self, inputs, index):
+        """Returns the tokens that each query reads.
+
+        Args:
+            inputs: `HeadInputs`.
+            index: `Index` of their sequence.
+
+        Returns:
+            `<int32>[batch, length, num_selected]`, the length for none.
+        """
+        index = Index(*map(ops.stop_gradient, index))
+        batch, length, heads, _ = ops.shape(index.query)
+        size = min(length, max(1, MOST_PRODUCTS // (heads * length)))
+
+        def choose_for(start):
+            places = ops.minimum(start + numbers(size), length - 1)
+            query, weights = (
+                ops.take(x, places, axis=1) for x in (index.query, index.weights)
+            )
+            scores = Index(query, weights, index.key).scores()
+            return best_blocks(scores, self._visible(inputs, places), self.num_selected)
+
+        if size == length:
+            return choose_for(0)
+        # A loop, so that products of few queries are in memory at once.
+        chosen = ops.map(choose_for, ops.arange(0, length, size, dtype="int32"))
+        chosen = ops.moveaxis(chosen, 0, 1)
+        shape = (batch, -1, self.num_selected)
+        return ops.reshape(chosen, shape)[:, :length]
+
+    def _read_chosen(self, inputs, index, training, learns):
+        """Attends to the chosen tokens alone, of which each query has copies."""
+        batch, heads, length, _ = ops.shape(inputs.query)
+        chosen = self.choose(inputs, index)
+        exists = chosen < length
+        places = ops.where(exists, chosen, 0)
+        own = ops.broadcast_to(places[:, None], (batch, heads, *ops.shape(places)[1:]))
+        bias = inputs.token_bias
+        if bias is not None:
+            bias = gathering.gather_entries(bias, own, length)[..., None, :]
+        query, key, value = (
+            inputs.query[:, :, :, None],
+            gathering.gather(inputs.key, own),
+            gathering.gather(inputs.value, own),
+        )
+        distances = places - numbers(length)[:, None]
+        pairs = {
+            "attention_mask": exists[:, None, :, None],
+            "bias": bias,
+            "distances": distances[:, None, :, None],
+        }
+        if learns:
+            target = self._mean_weights(query, key, **pairs)[:, :, 0]
+            read = gathering.gather(index.key[:, None], places[:, None])[:, 0]
+            scores = index._replace(key=read).scores()
+            self._learn(inputs, scores, target, exists)
+        output = self.dot_product(query, key, value, **pairs, training=training)
+        return output[:, :, :, 0]
+
+    def _index(self, inputs):
+        """Returns the `Index` of tokens; keys are those of the tokens themselves."""
+        features = ops.stop_gradient(inputs.features)
+        query, key, weights = (
+            ops.matmul(
+                features, ops.cast(ops.convert_to_tensor(kernel), features.dtype)
+            )
+            for kernel in (
+                self.indexer_query_kernel,
+                self.indexer_key_kernel,
+                self.indexer_head_kernel,
+            )
+        )
+        batch, length, _ = ops.shape(features)
+        heads, size = self.num_indexer_heads, self.indexer_dim
+        query = ops.reshape(query, (batch, length, heads, size))
+        if self.rotary_positions:
+            query = ops.swapaxes(self.rotated(ops.swapaxes(query, 1, 2), inputs), 1, 2)
+            key = self.rotated(key[:, None], inputs)[:, 0]
+        return Index(query, weights * (heads * size) ** -0.5, key)
+
+    def _visible(self, inputs, places):
+        """Tells which tokens queries see, broadcastable to `<bool>[B, Q, S]`.
+
+        `places` are those of the queries, `<int32>[Q]`.
+        """
+        real = known_mask(inputs.value, inputs.value_mask)
+        causal = own = None
+        if inputs.use_causal_mask:
+            causal = numbers(length_of(inputs.value, 2)) <= places[:, None]
+        if inputs.segments is not None:
+            segment = ops.take(inputs.segments.query, places, axis=2)[:, 0]
+            own = segment[..., None] == inputs.segments.value
+        return combine_masks(real, causal, own)
+
+    def _mean_weights(self, query, key, attention_mask, bias, distances=None):
+        """Returns the mean over heads of the attention weights, without a gradient.
+
+        Arguments are those of `dot_product`, with the heads on axis 1.
+        """
+        attention = self.dot_product
+        query, key = ops.stop_gradient(query), ops.stop_gradient(key)
+        logits = product(query, key, transpose_y=True)
+        positions = attention.relative_position
+        if positions is not None and distances is None:
+            logits = logits + positions.key_logits(query, length_of(key, -2), 0)
+        elif positions is not None:
+            logits = logits + positions.key_logits_at(query, distances)
+        if attention.logit_soft_cap is not None:
+            logits = attention.capped(logits)
+        weights = attention.normalized(attention.masked(logits, attention_mask, bias))
+        return ops.stop_gradient(ops.mean(ops.cast(weights, "float32"), axis=1))
+
+    def _learn(self, inputs, scores, target, seen):
+        """Adds the loss of the indexer, and counts the step.
+
+        Args:
+            inputs: `HeadInputs`.
+            scores: `<float32>[B, L, S]`, those of the indexer.
+            target: `<float32>[B, L, S]`, attention weights.
+            seen: `<bool>[B, L, S]`, the tokens that queries attend to.
+        """
+        scores = ops.where(seen, scores, large_negative("float32"))
+        logarithms = ops.log(ops.maximum(target, 1e-30)) - ops.log_softmax(scores)
+        divergence = ops.sum(ops.where(seen, target * logarithms, 0.0), axis=-1)
+        counts = ops.any(seen, axis=-1)
+        if inputs.query_mask is not None:
+            counts = ops.logical_and(counts, inputs.query_mask[:, 0])
+        counts = ops.cast(counts, "float32")
+        loss = ops.sum(divergence * counts) / ops.maximum(ops.sum(counts), 1.0)
+        if inputs.adds_losses:
+            self.add_loss(self.indexer_loss_weight * loss)
+        update_or_hold(self, [ops.ones(()), ops.stop_gradient(loss)])
+
+    def move(self, statistics):
+        """Counts a training step; see `OnlineKMeans.move`.
+
+        Args:
+            statistics: list of the number of calls in which a step was made, of parts
+                of a batch and on replicas, and of the sum of their losses.
+        """
+        calls, loss = statistics
+        self.training_steps.assign_add(ops.minimum(calls, 1.0))
+        self.indexer_loss.assign(loss / ops.maximum(calls, 1.0))
+
+    def make_cache(self, batch_size, max_length, positions=None):
+        """Returns an empty cache with room for `max_length` tokens.
+
+        A dict of `"keys"` `[B, H, P, D + 1]`, a key and whether it is that of a token,
+        of `"values"` `[B, H, P, E + 2]`, a value, its bias and whether it is that of a
+        token, and of `"index"` `[B, 1, P, indexer_dim]`, the keys of the indexer. With
+        shifted keys, a key stands one row after its own value.
+        """
+        sizes = {
+            "keys": (self.num_key_heads, self.key_dim + 1),
+            "values": (self.num_key_heads, self.value_dim + 2),
+            "index": (1, self.indexer_dim),
+        }
+        num_places = max_length + self.key_shift
+        return {
+            name: ops.zeros((batch_size, heads, num_places, size), self.compute_dtype)
+            for name, (heads, size) in sizes.items()
+        }
+
+    def fill_cache(self, cache, inputs):
+        empty = self.restart_cache(cache)
+        return self._remembered(empty, 0, inputs, self._index(inputs))
+
+    def restart_cache(self, cache):
+        return {name: ops.zeros_like(x) for name, x in cache.items()}
+
+    def max_positions(self, cache):
+        return cache["keys"].shape[2] - self.key_shift
+
+    def step(self, cache, index, inputs):
+        own = self._index(inputs)
+        cache = self._remembered(cache, index, inputs, own)
+        num_places = cache["keys"].shape[2]
+        query = index + numbers(inputs.query.shape[2])[:, None]
+        real = (cache["keys"][:, :1, :, -1] > 0) & (cache["values"][:, :1, :, -1] > 0)
+        visible = ops.logical_and(real, numbers(num_places) <= query)
+        scores = own._replace(key=cache["index"][:, 0]).scores()
+        chosen = best_blocks(scores, visible, self.num_selected)
+        exists = (chosen < num_places)[:, None, :, None]
+        places = ops.where(chosen < num_places, chosen, 0)
+        read = self._rows_at(cache, places)
+        output = rows.attend_to_rows(
+            self,
+            inputs.query[:, :, :, None],
+            read,
+            exists,
+            (places - query)[:, None, :, None],
+        )
+        return output[:, :, :, 0], cache
+
+    def _remembered(self, cache, index, inputs, own):
+        """Returns the cache with tokens from position `index` on, and their `Index`."""
+        new = rows.of_inputs(self, inputs)
+        mask = ops.ones_like(new[..., :1])
+        if inputs.key_mask is not None:
+            mask = mask * ops.cast(inputs.key_mask, mask.dtype)[..., None]
+        keys = ops.concatenate([new[..., : self.key_dim], mask], axis=-1)
+        values, place = new[..., self.key_dim :], index + self.key_shift
+        return {
+            "keys": ops.slice_update(cache["keys"], (0, 0, place, 0), keys),
+            "values": ops.slice_update(cache["values"], (0, 0, index, 0), values),
+            "index": ops.slice_update(
+                cache["index"], (0, 0, place, 0), own.key[:, None]
+            ),
+        }
+
+    def _rows_at(self, cache, places):
+        """Returns rows `[B, H, Q, K, E]` of a cache at places `<int32>[B, Q, K]`."""
+        shape = (ops.shape(places)[0], self.num_key_heads, *ops.shape(places)[1:])
+        places = ops.broadcast_to(places[:, None], shape)
+        keys, values = (gathering.gather(cache[x], places) for x in ("keys", "values"))
+        return ops.concatenate([keys[..., :-1], values], axis=-1)
+
+
+def _offered_before(inputs, key):
+    """Moves keys `[B, S, E]` of the indexer as `key_shift=1` moves those of heads."""
+    inputs = dataclasses.replace(inputs, key=key[:, None])
+    return shift.offer_previous_keys(inputs).key[:, 0]
+
+
+def _settings(sizes):
+    return {"num_selected": sizes.attention_window, "warm_up_steps": 300}
+
+
+PATTERNS = {"indexed": Pattern(IndexedHeads, _settings)}

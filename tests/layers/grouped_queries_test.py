@@ -34,8 +34,8 @@ CASES += [
 ]
 # Their caches hold keys and values for all heads.
 WIDE = ("rounds_apart", "random_apart", "global", "best_blocks")
-# There they hold scores of all queries, too.
-HALF_WIDE = ("prefix_apart", "prefix_apart_shifted", "cluster_strided_apart")
+# There they hold scores of all queries, too, or the keys of an indexer.
+HALF_WIDE = ("prefix_apart", "prefix_apart_shifted", "cluster_strided_apart", "indexed")
 FEW = ("full", "local", "token_choice_apart")
 
 

@@ -194,6 +194,7 @@ PATTERNS = (
     "compressed",
     "etc",
     "global_tokens",
+    "indexed",
     "induced",
     "linear",
     "linformer",

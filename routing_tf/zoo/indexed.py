@@ -1,6 +1,7 @@
 """Sparse attention of DeepSeek: a small indexer chooses the tokens that heads read."""
 
 import dataclasses
+import functools
 import typing
 
 import keras
@@ -11,6 +12,7 @@ from routing_tf.layers.caches import rows
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.blocks import put_back_blocks
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
@@ -21,6 +23,7 @@ from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_not_negative
+from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import refusals
@@ -32,10 +35,11 @@ from routing_tf.zoo.parts.places import is_among
 __all__ = ["IndexedHeads"]
 
 ONE_SEQUENCE = "the indexer makes its keys from the tokens of the queries"
-# From so many times `num_selected` on, reading tokens takes less than masking pairs.
-SHARE_THAT_READS = 8
-# Products of the indexer that are in memory at once where they need no gradient.
-MOST_PRODUCTS = 1 << 26
+# In sequences so many times as long as what a query reads, copies take less time than
+# masked pairs, on a CPU with heads of 64.
+COPIES_PAY = 32
+# Numbers of a block of queries that are in memory at once where gradients need none.
+MOST_NUMBERS = 1 << 26
 
 
 class Index(typing.NamedTuple):
@@ -89,10 +93,10 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
     still in the warm-up of a trained model; here they learn, too.
 
     Scores of all pairs are computed, with few and small heads. In steps with a cache,
-    and in sequences of at least 8 times `num_selected` tokens, heads read only the
-    chosen tokens; in shorter ones and where there is a warm-up, they compare all pairs
-    and mask those not chosen. So for long sequences, train a warmed-up model further
-    with `warm_up_steps=0`: the weights are the same.
+    and in sequences of `gather_length` tokens or more, heads read only the chosen
+    tokens, of which each query gets copies; in shorter ones and in training with a
+    warm-up, they compare all pairs and mask those not chosen. So train a warmed-up
+    model on long sequences with `warm_up_steps=0`: the weights are the same.
 
     State (float32): `training_steps`, and `indexer_loss`, the last loss without its
     weight. Both move if `training=True` and the layer is trainable.
@@ -110,6 +114,9 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         warm_up_steps: number of training steps in which queries attend to all visible
             tokens. Defaults to 1000.
         indexer_loss_weight: factor of the loss of the indexer. Defaults to 1.0.
+        gather_length: length from which on queries get copies of the chosen tokens. It
+            influences time and memory, not results. None (the default) for 32 times
+            `num_selected`, where copies and masks take the same time on a CPU.
         kernel_initializer: initializer of the indexer's projections. Defaults to
             `"glorot_uniform"`.
         **kwargs: arguments of `HeadGroup`; relative positions are in tokens. Neither
@@ -157,6 +164,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         indexer_dim=32,
         warm_up_steps=1000,
         indexer_loss_weight=1.0,
+        gather_length=None,
         kernel_initializer="glorot_uniform",
         **kwargs,
     ):
@@ -170,6 +178,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         self.indexer_loss_weight = check_not_negative(
             "indexer_loss_weight", indexer_loss_weight
         )
+        self.gather_length = check_optional_integer("gather_length", gather_length)
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
 
     def build(self, query_shape, key_shape, value_shape, features_shape=None):
@@ -205,22 +214,21 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         return self.with_features(inputs)
 
     def attend(self, inputs, training=None):
-        learns = bool(training and self.trainable)
-        warms_up = learns and self.warm_up_steps > 0
         index = self._index(inputs)
         if self.key_shift:
             index = index._replace(key=_offered_before(inputs, index.key))
+        learns = bool(training and self.trainable)
+        warms_up = learns and self.warm_up_steps > 0
         length = length_of(inputs.value, 2)
-        fewest = SHARE_THAT_READS * self.num_selected
+        fewest = self.gather_length or COPIES_PAY * self.num_selected
         if is_known(length) and length >= fewest and not warms_up:
-            return self._read_chosen(inputs, index, training, learns)
+            return self._attend_to_copies(inputs, index, training, learns)
         visible = self._visible(inputs, numbers(length))
         scores = index.scores()
         seen = is_among(best_blocks(scores, visible, self.num_selected), length)
         if warms_up:
-            is_over = ops.convert_to_tensor(self.training_steps) >= self.warm_up_steps
-            seen = ops.logical_or(seen, ops.logical_not(is_over))
-            seen = ops.logical_and(seen, visible)
+            warm = ops.convert_to_tensor(self.training_steps) < self.warm_up_steps
+            seen = ops.where(warm, visible, seen)
         bias = inputs.token_bias
         pairs = {
             "attention_mask": seen[:, None],
@@ -238,64 +246,57 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
             training=training,
         )
 
-    def choose(self, inputs, index):
-        """Returns the tokens that each query reads.
+    def _attend_to_copies(self, inputs, index, training, learns):
+        """Attends to the chosen tokens alone, of which each query gets copies."""
+        length, heads = inputs.value.shape[2], self.num_indexer_heads
+        choose = functools.partial(self._choose, inputs, index)
+        if training:
+            size = MOST_NUMBERS // (heads * length)
+            chosen = _in_blocks(choose, length, size, axis=1)
+            places = numbers(length)
+            return self._read(inputs, index, places, chosen, training, learns)
+        columns = self.num_heads * (self.key_dim + inputs.value.shape[-1])
+        size = MOST_NUMBERS // (heads * length + columns * self.num_selected)
+        return _in_blocks(
+            lambda places: self._read(inputs, index, places, choose(places)),
+            length,
+            size,
+            axis=2,
+        )
 
-        Args:
-            inputs: `HeadInputs`.
-            index: `Index` of their sequence.
+    def _choose(self, inputs, index, places):
+        """Returns the tokens that queries read, `<int32>[B, Q, K]`; S for none.
 
-        Returns:
-            `<int32>[batch, length, num_selected]`, the length for none.
+        `places` are those of the queries, `<int32>[Q]`.
         """
-        index = Index(*map(ops.stop_gradient, index))
-        batch, length, heads, _ = ops.shape(index.query)
-        size = min(length, max(1, MOST_PRODUCTS // (heads * length)))
+        query, weights = (ops.take(x, places, axis=1) for x in index[:2])
+        scores = Index(query, weights, index.key).scores()
+        return best_blocks(scores, self._visible(inputs, places), self.num_selected)
 
-        def choose_for(start):
-            places = ops.minimum(start + numbers(size), length - 1)
-            query, weights = (
-                ops.take(x, places, axis=1) for x in (index.query, index.weights)
-            )
-            scores = Index(query, weights, index.key).scores()
-            return best_blocks(scores, self._visible(inputs, places), self.num_selected)
-
-        if size == length:
-            return choose_for(0)
-        # A loop, so that products of few queries are in memory at once.
-        chosen = ops.map(choose_for, ops.arange(0, length, size, dtype="int32"))
-        chosen = ops.moveaxis(chosen, 0, 1)
-        shape = (batch, -1, self.num_selected)
-        return ops.reshape(chosen, shape)[:, :length]
-
-    def _read_chosen(self, inputs, index, training, learns):
-        """Attends to the chosen tokens alone, of which each query has copies."""
-        batch, heads, length, _ = ops.shape(inputs.query)
-        chosen = self.choose(inputs, index)
+    def _read(self, inputs, index, places, chosen, training=None, learns=False):
+        """Attends with the queries at `places` to the tokens that each has chosen."""
+        length = inputs.value.shape[2]
         exists = chosen < length
-        places = ops.where(exists, chosen, 0)
-        own = ops.broadcast_to(places[:, None], (batch, heads, *ops.shape(places)[1:]))
+        chosen = ops.where(exists, chosen, 0)
+        batch, heads = ops.shape(inputs.query)[:2]
+        own = ops.broadcast_to(chosen[:, None], (batch, heads, *ops.shape(chosen)[1:]))
+        query = ops.take(inputs.query, places, axis=2)[:, :, :, None]
+        key, value = (gathering.gather(x, own) for x in (inputs.key, inputs.value))
         bias = inputs.token_bias
         if bias is not None:
             bias = gathering.gather_entries(bias, own, length)[..., None, :]
-        query, key, value = (
-            inputs.query[:, :, :, None],
-            gathering.gather(inputs.key, own),
-            gathering.gather(inputs.value, own),
-        )
-        distances = places - numbers(length)[:, None]
         pairs = {
             "attention_mask": exists[:, None, :, None],
             "bias": bias,
-            "distances": distances[:, None, :, None],
+            "distances": (chosen - places[:, None])[:, None, :, None],
         }
         if learns:
             target = self._mean_weights(query, key, **pairs)[:, :, 0]
-            read = gathering.gather(index.key[:, None], places[:, None])[:, 0]
-            scores = index._replace(key=read).scores()
-            self._learn(inputs, scores, target, exists)
-        output = self.dot_product(query, key, value, **pairs, training=training)
-        return output[:, :, :, 0]
+            read = gathering.gather(index.key[:, None], chosen[:, None])[:, 0]
+            self._learn(inputs, index._replace(key=read).scores(), target, exists)
+        return self.dot_product(query, key, value, **pairs, training=training)[
+            :, :, :, 0
+        ]
 
     def _index(self, inputs):
         """Returns the `Index` of tokens; keys are those of the tokens themselves."""
@@ -460,6 +461,19 @@ def _offered_before(inputs, key):
     """Moves keys `[B, S, E]` of the indexer as `key_shift=1` moves those of heads."""
     inputs = dataclasses.replace(inputs, key=key[:, None])
     return shift.offer_previous_keys(inputs).key[:, 0]
+
+
+def _in_blocks(function, length, size, axis):
+    """Joins the results of a function of places, `<int32>[Q]`, along an axis."""
+    if size >= length:
+        return function(numbers(length))
+    size = max(1, size)
+    starts = ops.arange(0, length, size, dtype="int32")
+    # A loop, so that one block is in memory at once.
+    found = ops.map(
+        lambda start: function(ops.minimum(start + numbers(size), length - 1)), starts
+    )
+    return put_back_blocks(ops.moveaxis(found, 0, axis), length, axis=axis)
 
 
 def _settings(sizes):

@@ -187,7 +187,7 @@ FEW_OTHERS += (
     "sinkhorn",
     "max",
     "indexed",
-    "indexed_few_shifted",
+    "indexed_copies_shifted",
 )
 
 
@@ -227,7 +227,7 @@ FEW_WAYS += ("hashed_apart", "local_shifted", "full", "convolution_and_window")
 MORE_WAYS = ("rounds", "reformer", "two_clusters_apart", "cluster_strided", "sliding")
 MORE_WAYS += ("threshold_apart", "random", "fixed", "strided", "best_blocks", "linear")
 MORE_WAYS += (
-    "indexed_few",
+    "indexed_copies",
     "global",
     "native_sparse",
     "synthesizer",

@@ -62,7 +62,9 @@ CAUSAL = {
     "criss_cross": functools.partial(zoo.AxialHeads, HEADS, None, 6),
     "best_blocks": functools.partial(zoo.BlockTopKHeads, HEADS, 4, 3, **RELATIVE),
     "indexed": functools.partial(zoo.IndexedHeads, HEADS, 6, 2, 4, **RELATIVE),
-    "indexed_few": functools.partial(zoo.IndexedHeads, HEADS, 2, 3, 4, **RELATIVE),
+    "indexed_copies": functools.partial(
+        zoo.IndexedHeads, HEADS, 3, 2, 4, gather_length=1, **RELATIVE
+    ),
 }
 # Of these there are no keys to shift, or they refuse that.
 UNSHIFTED = {

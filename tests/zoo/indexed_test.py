@@ -82,6 +82,7 @@ def called(attention, **options):
     return golden_cases.run(attention, X, query_mask=REAL, token_bias=BIAS, **options)
 
 
+COPIES = {"warm_up_steps": 0, "gather_length": 1}
 SHIFTED = {"key_shift": 1, "max_relative_position": 3, "logit_soft_cap": 2.0}
 
 
@@ -90,8 +91,8 @@ SHIFTED = {"key_shift": 1, "max_relative_position": 3, "logit_soft_cap": 2.0}
     [
         pytest.param(3, True, 0, SHIFTED, id="warm-up, causal"),
         pytest.param(3, False, 4, {}, id="masked, not causal"),
-        pytest.param(2, True, 4, {"warm_up_steps": 0, **SHIFTED}, id="read, causal"),
-        pytest.param(2, False, 0, {"warm_up_steps": 0}, id="read, not causal"),
+        pytest.param(3, True, 4, {**COPIES, **SHIFTED}, id="copies, causal"),
+        pytest.param(3, False, 0, COPIES, id="copies, not causal"),
     ],
 )
 def test_equals_numpy(num_selected, causal, steps, own):
@@ -111,9 +112,9 @@ def test_equals_numpy(num_selected, causal, steps, own):
     assert golden_cases.to_numpy(group.training_steps) == steps + 1
 
 
-@pytest.mark.parametrize("num_selected", [2, 3])
-def test_only_its_loss_moves_the_indexer_and_nothing_else(num_selected):
-    attention = built(num_selected, warm_up_steps=0)
+@pytest.mark.parametrize("gather_length", [None, 1])
+def test_only_its_loss_moves_the_indexer_and_nothing_else(gather_length):
+    attention = built(3, warm_up_steps=0, gather_length=gather_length)
 
     def gradients(objective):
         result = golden_cases.gradients(
@@ -167,17 +168,16 @@ def test_the_warm_up_ends():
     assert attention.losses == []
 
 
-def test_scores_in_blocks_of_queries(monkeypatch):
-    attention = built(2, key_shift=1)
+@pytest.mark.parametrize("training", [False, True])
+def test_blocks_of_queries(training, monkeypatch):
     ids = np.repeat([[1, 2]], (9, 8), axis=1).astype("int32").repeat(BATCH, 0)
     results = []
-    for number in (indexed.MOST_PRODUCTS, 5 * 3 * LENGTH):
-        monkeypatch.setattr(indexed, "MOST_PRODUCTS", number)
-        call = helpers.compiled(
-            lambda x: attention(x, segment_ids=ids, use_causal_mask=True),
-            jit_compile=None,
-        )
-        results.append(call(X))
+    for number in (indexed.MOST_NUMBERS, 5 * 3 * LENGTH):
+        monkeypatch.setattr(indexed, "MOST_NUMBERS", number)
+        attention = built(2, key_shift=1, **COPIES)
+        options = {"use_causal_mask": True, "training": training}
+        output, _ = golden_cases.run(attention, X, segment_ids=ids, **options)
+        results.append(output)
     golden_cases.assert_close(*results, 1e-6)
 
 
@@ -204,11 +204,12 @@ def test_steps_of_any_number_of_tokens(own, options):
     golden_cases.assert_close(*call(helpers.normal(BATCH, 44, DIM)), 1e-5)
 
 
-@pytest.mark.parametrize("num_selected", [2, 3])
-def test_trains_with_less_memory_alike(num_selected):
+@pytest.mark.parametrize("gather_length", [None, 1])
+def test_trains_with_less_memory_alike(gather_length):
     results = []
     for remat in (False, True):
-        attention = built(num_selected, options={"remat": remat}, warm_up_steps=0)
+        own = {"warm_up_steps": 0, "gather_length": gather_length}
+        attention = built(3, options={"remat": remat}, **own)
         result = golden_cases.gradients(
             attention,
             lambda output, losses: ops.sum(output**2) + sum(losses),
@@ -232,6 +233,7 @@ def test_trains_with_less_memory_alike(num_selected):
         ("indexer_dim", -1),
         ("warm_up_steps", -1),
         ("indexer_loss_weight", -0.5),
+        ("gather_length", 0),
         ("kernel_initializer", "no such"),
         ("entmax_alpha", 1.5),
     ],

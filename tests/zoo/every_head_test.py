@@ -17,7 +17,7 @@ WITH_MORE = ("learned", "convolution", "max", "induced")
 NORMALISED = ("convolution_and_window", "long_short", "long_short_of_the_whole")
 # Rounding may choose other blocks or clusters.
 CHOOSING = ("best_blocks", "native_sparse", "native_sparse_shared", "clustered_queries")
-CHOOSING += ("indexed", "indexed_copies")
+CHOOSING += ("mixed_blocks", "indexed", "indexed_copies")
 # Their logits are weights, so nothing reads the projection of the queries; an indexer
 # learns by a loss of its own.
 NOT_BY_OUTPUTS = ("random_logits", "random_factors", "indexed", "indexed_copies")

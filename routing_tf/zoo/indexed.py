@@ -35,8 +35,8 @@ from routing_tf.zoo.parts.places import is_among
 __all__ = ["IndexedHeads"]
 
 ONE_SEQUENCE = "the indexer makes its keys from the tokens of the queries"
-# In sequences so many times as long as what a query reads, copies take less time than
-# masked pairs, on a CPU with heads of 64.
+# In sequences so many times as long as what a query reads, copies are about as fast as
+# masked pairs.
 COPIES_PAY = 32
 # Numbers of a block of queries that are in memory at once where gradients need none.
 MOST_NUMBERS = 1 << 26
@@ -116,7 +116,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         indexer_loss_weight: factor of the loss of the indexer. Defaults to 1.0.
         gather_length: length from which on queries get copies of the chosen tokens. It
             influences time and memory, not results. None (the default) for 32 times
-            `num_selected`, where copies and masks take the same time on a CPU.
+            `num_selected`.
         kernel_initializer: initializer of the indexer's projections. Defaults to
             `"glorot_uniform"`.
         **kwargs: arguments of `HeadGroup`; relative positions are in tokens. Neither

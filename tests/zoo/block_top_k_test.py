@@ -135,7 +135,7 @@ def test_a_gradient_reaches_blocks_that_are_mixed_by_scores(causal):
     heads = zoo.BlockTopKHeads(2, block_length=3, num_blocks=2, mix="scores")
     result = golden_cases.gradients(
         heads,
-        lambda output, losses: keras.ops.sum(output * cotangent),
+        lambda output, losses: keras.ops.sum(keras.ops.multiply(output, cotangent)),
         {**arrays, "value_mask": real, "use_causal_mask": causal},
         wrt=names,
     )

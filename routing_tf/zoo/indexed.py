@@ -34,6 +34,8 @@ from routing_tf.zoo.parts.places import is_among
 
 __all__ = ["IndexedHeads"]
 
+# What the kernels of an indexer make of a token.
+NAMES = ("query", "key", "head")
 ONE_SEQUENCE = "the indexer makes its keys from the tokens of the queries"
 # In sequences so many times as long as what a query reads, copies are about as fast as
 # masked pairs.
@@ -190,23 +192,19 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
             )
         dim = self.dim_of_features(features_shape)
         heads, size = self.num_indexer_heads, self.indexer_dim
-        for name, columns in (("query", heads * size), ("key", size), ("head", heads)):
-            kernel = self.add_weight(
+        self.indexer_kernels = [
+            self.add_weight(
                 name=f"indexer_{name}_kernel",
                 shape=(dim, columns),
                 initializer=cloned(self.kernel_initializer),
             )
-            setattr(self, f"indexer_{name}_kernel", kernel)
-        for name in ("training_steps", "indexer_loss"):
-            state = self.add_weight(
-                name=name,
-                shape=(),
-                initializer="zeros",
-                dtype="float32",
-                trainable=False,
-                autocast=False,
-            )
-            setattr(self, name, state)
+            for name, columns in zip(NAMES, (heads * size, size, heads), strict=True)
+        ]
+        state = {"dtype": "float32", "trainable": False, "autocast": False}
+        self.training_steps, self.indexer_loss = (
+            self.add_weight(name=name, shape=(), initializer="zeros", **state)
+            for name in ("training_steps", "indexer_loss")
+        )
 
     def prepared(self, inputs):
         inputs = super().prepared(inputs)
@@ -216,7 +214,8 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
     def attend(self, inputs, training=None):
         index = self._index(inputs)
         if self.key_shift:
-            index = index._replace(key=_offered_before(inputs, index.key))
+            own = dataclasses.replace(inputs, key=index.key[:, None])
+            index = index._replace(key=shift.offer_previous_keys(own).key[:, 0])
         learns = bool(training and self.trainable)
         warms_up = learns and self.warm_up_steps > 0
         length = length_of(inputs.value, 2)
@@ -294,22 +293,15 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
             target = self._mean_weights(query, key, **pairs)[:, :, 0]
             read = gathering.gather(index.key[:, None], chosen[:, None])[:, 0]
             self._learn(inputs, index._replace(key=read).scores(), target, exists)
-        return self.dot_product(query, key, value, **pairs, training=training)[
-            :, :, :, 0
-        ]
+        output = self.dot_product(query, key, value, **pairs, training=training)
+        return output[:, :, :, 0]
 
     def _index(self, inputs):
         """Returns the `Index` of tokens; keys are those of the tokens themselves."""
         features = ops.stop_gradient(inputs.features)
         query, key, weights = (
-            ops.matmul(
-                features, ops.cast(ops.convert_to_tensor(kernel), features.dtype)
-            )
-            for kernel in (
-                self.indexer_query_kernel,
-                self.indexer_key_kernel,
-                self.indexer_head_kernel,
-            )
+            ops.matmul(features, ops.cast(kernel, features.dtype))
+            for kernel in self.indexer_kernels
         )
         batch, length, _ = ops.shape(features)
         heads, size = self.num_indexer_heads, self.indexer_dim
@@ -354,11 +346,8 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
     def _learn(self, inputs, scores, target, seen):
         """Adds the loss of the indexer, and counts the step.
 
-        Args:
-            inputs: `HeadInputs`.
-            scores: `<float32>[B, L, S]`, those of the indexer.
-            target: `<float32>[B, L, S]`, attention weights.
-            seen: `<bool>[B, L, S]`, the tokens that queries attend to.
+        Scores, attention weights as their target, and which tokens queries attend to
+        are `[B, L, S]`.
         """
         scores = ops.where(seen, scores, large_negative("float32"))
         logarithms = ops.log(ops.maximum(target, 1e-30)) - ops.log_softmax(scores)
@@ -376,8 +365,8 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         """Counts a training step; see `OnlineKMeans.move`.
 
         Args:
-            statistics: list of the number of calls in which a step was made, of parts
-                of a batch and on replicas, and of the sum of their losses.
+            statistics: list of the number of parts of a batch, and of the sum of their
+                losses.
         """
         calls, loss = statistics
         self.training_steps.assign_add(ops.minimum(calls, 1.0))
@@ -413,23 +402,25 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         return cache["keys"].shape[2] - self.key_shift
 
     def step(self, cache, index, inputs):
-        own = self._index(inputs)
-        cache = self._remembered(cache, index, inputs, own)
+        new = self._index(inputs)
+        cache = self._remembered(cache, index, inputs, new)
         num_places = cache["keys"].shape[2]
         query = index + numbers(inputs.query.shape[2])[:, None]
         real = (cache["keys"][:, :1, :, -1] > 0) & (cache["values"][:, :1, :, -1] > 0)
         visible = ops.logical_and(real, numbers(num_places) <= query)
-        scores = own._replace(key=cache["index"][:, 0]).scores()
+        scores = new._replace(key=cache["index"][:, 0]).scores()
         chosen = best_blocks(scores, visible, self.num_selected)
-        exists = (chosen < num_places)[:, None, :, None]
-        places = ops.where(chosen < num_places, chosen, 0)
-        read = self._rows_at(cache, places)
+        exists = chosen < num_places
+        chosen = ops.where(exists, chosen, 0)
+        shape = (*ops.shape(new.key)[:1], self.num_key_heads, *ops.shape(chosen)[1:])
+        places = ops.broadcast_to(chosen[:, None], shape)
+        keys, values = (gathering.gather(cache[x], places) for x in ("keys", "values"))
         output = rows.attend_to_rows(
             self,
             inputs.query[:, :, :, None],
-            read,
-            exists,
-            (places - query)[:, None, :, None],
+            ops.concatenate([keys[..., :-1], values], axis=-1),
+            exists[:, None, :, None],
+            (chosen - query)[:, None, :, None],
         )
         return output[:, :, :, 0], cache
 
@@ -440,27 +431,16 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         if inputs.key_mask is not None:
             mask = mask * ops.cast(inputs.key_mask, mask.dtype)[..., None]
         keys = ops.concatenate([new[..., : self.key_dim], mask], axis=-1)
-        values, place = new[..., self.key_dim :], index + self.key_shift
-        return {
-            "keys": ops.slice_update(cache["keys"], (0, 0, place, 0), keys),
-            "values": ops.slice_update(cache["values"], (0, 0, index, 0), values),
-            "index": ops.slice_update(
-                cache["index"], (0, 0, place, 0), own.key[:, None]
-            ),
+        place = index + self.key_shift
+        written = {
+            "keys": (place, keys),
+            "values": (index, new[..., self.key_dim :]),
+            "index": (place, own.key[:, None]),
         }
-
-    def _rows_at(self, cache, places):
-        """Returns rows `[B, H, Q, K, E]` of a cache at places `<int32>[B, Q, K]`."""
-        shape = (ops.shape(places)[0], self.num_key_heads, *ops.shape(places)[1:])
-        places = ops.broadcast_to(places[:, None], shape)
-        keys, values = (gathering.gather(cache[x], places) for x in ("keys", "values"))
-        return ops.concatenate([keys[..., :-1], values], axis=-1)
-
-
-def _offered_before(inputs, key):
-    """Moves keys `[B, S, E]` of the indexer as `key_shift=1` moves those of heads."""
-    inputs = dataclasses.replace(inputs, key=key[:, None])
-    return shift.offer_previous_keys(inputs).key[:, 0]
+        return {
+            name: ops.slice_update(cache[name], (0, 0, first, 0), x)
+            for name, (first, x) in written.items()
+        }
 
 
 def _in_blocks(function, length, size, axis):

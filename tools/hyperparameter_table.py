@@ -11,6 +11,8 @@ import re
 
 from routing_tf.cli import known_names
 from routing_tf.models import Hyperparameters
+from routing_tf.models import ModelConfig
+from routing_tf.models import TrainingConfig
 
 
 def main():
@@ -39,10 +41,11 @@ def tables():
 
 
 def descriptions():
-    """Returns what the docstring says of each hyperparameter, by name."""
-    docstring = inspect.getdoc(Hyperparameters)
-    arguments = re.search(r"\nArgs:\n(.*?)\n\n", docstring, re.DOTALL)[1]
-    items = re.findall(r"^    (\w+): (.*(?:\n     .*)*)", arguments, re.MULTILINE)
+    """Returns what the docstrings say of each hyperparameter, by name."""
+    items = []
+    for cls in (ModelConfig, TrainingConfig):
+        arguments = inspect.getdoc(cls).partition("\nArgs:\n")[2]
+        items += re.findall(r"^    (\w+): (.*(?:\n     .*)*)", arguments, re.MULTILINE)
     return {name: " ".join(text.split()).replace("|", r"\|") for name, text in items}
 
 

@@ -14,6 +14,7 @@ from routing_tf.models.hyperparameters import Hyperparameters as Hyperparameters
 from routing_tf.models.image_transformer import (
     RoutingImageTransformer as RoutingImageTransformer,
 )
+from routing_tf.models.model_config import ModelConfig as ModelConfig
 from routing_tf.models.presets import preset_description as preset_description
 from routing_tf.models.presets import preset_hyperparameters as preset_hyperparameters
 from routing_tf.models.presets import preset_names as preset_names
@@ -26,3 +27,4 @@ from routing_tf.models.seq2seq_lm import (
 from routing_tf.models.seq2seq_lm import (
     RoutingTransformerSeq2SeqLMPreprocessor as RoutingTransformerSeq2SeqLMPreprocessor,
 )
+from routing_tf.models.training_config import TrainingConfig as TrainingConfig

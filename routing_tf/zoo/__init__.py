@@ -1,8 +1,8 @@
 """What other papers do: each part in one file, built on `routing_tf.layers`.
 
 Patterns of attention are in this folder, other layers in rooms of their own:
-`experts`, feed-forward networks with experts, and `memory`, layers that look up what
-they have learned.
+`experts`, feed-forward networks of which a token uses a part, `memory`, layers that
+look up what they have learned, and `downsampling`, what makes a few tokens of many.
 
 A file here or in a room lists its public names in `__all__`, and the patterns that
 models can have in `PATTERNS`. The files are found here, so a new one needs no line

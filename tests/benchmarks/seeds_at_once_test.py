@@ -36,8 +36,14 @@ COLUMNS = [("Python's source", 900), ("Python's source", 9000), ("sotu.txt", 900
 THREE = {"decay": 0.99, "anchor_weight": 0.5, "clusters_per_query": 2}
 RECALL_ROWS = {
     "token choice, exploring, three settings": ("token choice", 32, THREE, 2),
+    "token choice, exploring, three settings, `anchor_weight` 0.25": (
+        *("token choice", 32, THREE | {"anchor_weight": 0.25}, 2),
+    ),
     "token choice, three settings": ("token choice", 0, THREE, 2),
     "token choice, exploring, 32 clusters": ("token choice", 32, {}, 2),
+    "token choice, exploring, 32 clusters, `decay` 0.99, `balance_rate` 0.03": (
+        *("token choice", 32, {"decay": 0.99, "balance_rate": 0.03}, 2),
+    ),
     "token choice": ("token choice", 0, {}, 1),
     "hashed, exploring": ("hashed", 32, {}, 1),
 }

@@ -9,21 +9,10 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import dense
+from tests.zoo.dense_blocks import norm
 
 BATCH, LENGTH, DIM, TOKENS = 2, 11, 6, 3
-
-
-def norm(x, layer):
-    """Layer normalisation with the weights of a layer."""
-    gamma, beta = (golden_cases.to_numpy(w) for w in (layer.gamma, layer.beta))
-    centred = x - x.mean(axis=-1, keepdims=True)
-    scale = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + layer.epsilon)
-    return centred / scale * gamma + beta
-
-
-def dense(x, layer):
-    kernel, bias = (golden_cases.to_numpy(w) for w in (layer.kernel, layer.bias))
-    return x @ kernel + bias
 
 
 def gelu(x):

@@ -107,7 +107,8 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
     """Self-attention, cross-attention and feed-forward, each with a residual.
 
     Args:
-        attention: a `MixedAttention` or `RoutingAttention` layer.
+        attention: a `MixedAttention` or `RoutingAttention` layer; None for only
+            cross-attention.
         feed_forward: a `FeedForward` layer, or another one that maps
             `[batch, length, dim]` to itself; None for only attention. If its call takes
             a `mask`, it gets the padding mask. If it has a method
@@ -193,8 +194,9 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         self.use_causal_mask = use_causal_mask
         self.remat = remat
         self.remat_feed_forward = remat_feed_forward
-        self.attention_input = self._steps("attention_input", 0)
-        self.attention_output = self._steps("attention_output", 1)
+        if self.attention is not None:
+            self.attention_input = self._steps("attention_input", 0)
+            self.attention_output = self._steps("attention_output", 1)
         if self.cross_attention is not None:
             self.cross_attention_input = self._steps("cross_attention_input", 0)
             self.cross_attention_output = self._steps("cross_attention_output", 1)
@@ -246,7 +248,9 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
                 "use_causal_mask=False"
             )
         self._check_memory(memory)
-        cache = {"attention": self.attention.make_cache(batch_size, max_length)}
+        cache = {}
+        if self.attention is not None:
+            cache["attention"] = self.attention.make_cache(batch_size, max_length)
         if self.cross_attention is not None:
             cache["cross_attention"] = self.cross_attention.make_cache(
                 batch_size, max_length, value=memory, value_mask=memory_mask

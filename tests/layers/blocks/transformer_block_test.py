@@ -198,6 +198,23 @@ def test_takes_parts_that_are_built():
     np.testing.assert_array_equal(kernel, golden_cases.to_numpy(attention.query_kernel))
 
 
+def test_steps_of_a_block_that_only_reads_a_memory():
+    reads = layers.MixedAttention(
+        [layers.FullHeads(2)], key_dim=4, kernel_initializer="zeros"
+    )
+    block = layers.TransformerBlock(None, None, cross_attention=reads)
+    block.build((None, None, DIM), (None, None, 5))
+    helpers.randomize(block)
+    x, memory = sequence(), helpers.normal(BATCH, 7, 5)
+    whole, _ = golden_cases.run(block, x, memory=memory)
+    cache = block.make_cache(BATCH, LENGTH, memory=memory)
+    first, cache = block(x[:, :4], cache=cache, cache_index=0)
+    rest, _ = block(x[:, 4:], cache=cache, cache_index=4)
+    steps = np.concatenate(golden_cases.to_numpy([first, rest]), axis=1)
+    golden_cases.assert_close(steps, whole, 1e-5)
+    assert type(block).from_config(block.get_config()).attention is None
+
+
 def test_survives_saving(tmp_path):
     block = built_block(norm_position="pre", dropout=0.1, use_causal_mask=False)
     helpers.assert_survives_saving(block, tmp_path, sequence())

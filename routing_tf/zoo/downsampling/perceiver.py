@@ -1,0 +1,319 @@
+"""A few latent vectors read very long inputs, and other queries read the latents."""
+
+import dataclasses
+
+import keras
+from keras import ops
+
+from routing_tf import layers
+from routing_tf.layers.support.keras_internals import mask_of
+from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.serialization import deserialize
+from routing_tf.layers.support.serialization import serialize
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_rate
+from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts.blocks import transformer_block
+
+__all__ = ["PerceiverBackbone"]
+
+NORM_EPSILON = 1e-6
+LATENT_STDDEV = 0.02
+
+
+class _LastQueries(layers.FullHeads):
+    """Heads of queries at the last positions of the keys, under a causal mask."""
+
+    def attend(self, inputs, training=None):
+        inputs = dataclasses.replace(inputs, use_causal_mask=True)
+        return super().attend(inputs, training=training)
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class PerceiverBackbone(ConfiguredLayer, keras.Model):
+    """A transformer of a few latent vectors, which read inputs of any length.
+
+    Learned latents attend to all inputs, at a cost linear in their number, and then to
+    each other in `num_layers` blocks; `num_cross_attentions` times. Perceiver returns
+    the latents. With `output_dim`, other queries attend to them in the end, and there
+    is an output for each query (Perceiver IO).
+
+    With `causal=True` the latents are the last `num_latents` inputs, each of which
+    attends to all inputs up to itself, and then to latents up to itself (Perceiver AR).
+    So no later input influences an output, while all earlier ones are read.
+
+    Nothing here knows positions: add them to the inputs and to the output queries. All
+    parts normalise what they read first; the outputs are not normalised.
+
+    Args:
+        num_latents: number of latent vectors.
+        latent_dim: size of a latent vector, a multiple of the numbers of heads; with
+            `causal=True` also the size of an input.
+        num_layers: number of blocks after each reading of the inputs. Defaults to 6.
+        num_heads: number of heads of full attention among the latents. Defaults to 8.
+        num_cross_heads: number of heads that read inputs or latents. Defaults to 1.
+        num_cross_attentions: how often the latents read the inputs. Defaults to 1.
+        share_weights: whether all readings but the first have the same weights, and the
+            blocks after each reading, too, as in Perceiver. Defaults to True.
+        causal: whether the latents are the last inputs. Defaults to False.
+        heads: list of head groups in place of `num_heads` full ones, such as
+            `[layers.RoutedHeads(4, 8, 32), layers.LocalHeads(4, (32,))]`, of which each
+            block gets its own copies; None (the default) for full attention.
+        output_dim: size of a query that reads the latents, and of its output; None (the
+            default) to return the latents.
+        num_outputs: number of learned queries that read the latents; None (the default)
+            if calls give `output_queries`.
+        intermediate_dim: inner size of the feed-forward parts; None (the default) for
+            `4 * latent_dim`.
+        activation: that of `layers.FeedForward`. Defaults to `"sigmoid_gelu"`, which
+            is close to the GELU of the papers.
+        dropout: rate of dropped outputs of each part while training, in [0, 1).
+            Defaults to 0.0.
+        **kwargs: arguments of `keras.Model`, such as `name` and `dtype`.
+
+    Call arguments:
+        inputs: `<float>[batch, length, dim]`.
+        output_queries: `<float>[batch, outputs, output_dim]`, queries that read the
+            latents; None (the default) for the learned ones.
+        mask: `<bool>[batch, length]`, True for real inputs; None for no padding.
+            Defaults to the Keras mask of `inputs`. Padding is not read, but takes the
+            places of latents in a causal model: put it before the inputs there.
+        training: whether dropout is on, and centroids move.
+
+    Returns:
+        `<float>[batch, num_latents, latent_dim]`, or with `output_dim`
+        `<float>[batch, outputs, output_dim]`. Causal models return
+        `min(num_latents, length)` latents, which keep their mask.
+
+    Raises:
+        ValueError: if an argument is out of its range, heads do not divide
+            `latent_dim`, or a causal model has an `output_dim`, whose queries would
+            read later inputs; when called, if inputs do not have three axes, causal
+            ones are not of the size `latent_dim`, or `output_queries` are missing,
+            or given and unknown to the model or of another size.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import zoo
+
+    pixels = np.random.default_rng(0).normal(size=(2, 1024, 5)).astype("float32")
+    perceiver = zoo.PerceiverBackbone(16, 32, num_layers=2, output_dim=8)
+    queries = np.zeros((2, 3, 8), "float32")
+    assert perceiver(pixels, output_queries=queries).shape == (2, 3, 8)
+    ```
+
+    Reference: Jaegle et al., "Perceiver" (https://arxiv.org/abs/2103.03206) and
+    "Perceiver IO" (https://arxiv.org/abs/2107.14795); Hawthorne et al.,
+    "General-purpose, long-context autoregressive modeling with Perceiver AR"
+    (https://arxiv.org/abs/2202.07765), without its rotary positions and its dropout of
+    earlier inputs. Tested only against NumPy code of this repository.
+    """
+
+    def __init__(
+        self,
+        num_latents,
+        latent_dim,
+        num_layers=6,
+        num_heads=8,
+        num_cross_heads=1,
+        num_cross_attentions=1,
+        share_weights=True,
+        causal=False,
+        heads=None,
+        output_dim=None,
+        num_outputs=None,
+        intermediate_dim=None,
+        activation="sigmoid_gelu",
+        dropout=0.0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.supports_masking = True
+        self.num_latents = check_positive_integer("num_latents", num_latents)
+        self.latent_dim = check_positive_integer("latent_dim", latent_dim)
+        self.num_layers = check_positive_integer("num_layers", num_layers)
+        self.num_heads = check_positive_integer("num_heads", num_heads)
+        self.num_cross_heads = check_positive_integer(
+            "num_cross_heads", num_cross_heads
+        )
+        self.num_cross_attentions = check_positive_integer(
+            "num_cross_attentions", num_cross_attentions
+        )
+        check_choice("share_weights", share_weights, (False, True))
+        self.share_weights = share_weights
+        check_choice("causal", causal, (False, True))
+        self.causal = causal
+        # Configs, of which each block makes its own heads.
+        self.heads = heads
+        if heads is not None:
+            self.heads = [serialize(deserialize(group)) for group in heads]
+        self.output_dim = check_optional_integer("output_dim", output_dim)
+        self.num_outputs = check_optional_integer("num_outputs", num_outputs)
+        self.intermediate_dim = check_optional_integer(
+            "intermediate_dim", intermediate_dim
+        )
+        self.activation = activation
+        check_rate("dropout", dropout)
+        self.dropout = dropout
+        self._check_outputs()
+        self._make_layers()
+
+    def _check_outputs(self):
+        if self.causal and self.output_dim is not None:
+            raise ValueError(
+                "`output_dim` must be None for a causal model, because its queries "
+                f"would read all inputs. Received: output_dim={self.output_dim}, "
+                "causal=True. Leave one of them out"
+            )
+        if self.num_outputs is not None and self.output_dim is None:
+            raise ValueError(
+                "`num_outputs` learned queries need a size. Received: num_outputs="
+                f"{self.num_outputs}, output_dim=None. Set `output_dim`"
+            )
+
+    def _make_layers(self):
+        readings = rounds = self.num_cross_attentions
+        if self.share_weights:
+            readings, rounds = min(readings, 2), 1
+        self.input_norms = [self._norm(f"input_norm_{i}") for i in range(readings)]
+        self.reading_blocks = [
+            self._block(f"reading_{i}", self._reading_heads(), reads_memory=True)
+            for i in range(readings)
+        ]
+        self.blocks = [
+            self._block(f"block_{i}", self._heads(), use_causal_mask=self.causal)
+            for i in range(rounds * self.num_layers)
+        ]
+        if self.output_dim is not None:
+            self.latent_norm = self._norm("latent_norm")
+            self.output_block = self._block(
+                "output", self._reading_heads(), reads_memory=True
+            )
+
+    def _norm(self, name):
+        return keras.layers.LayerNormalization(
+            epsilon=NORM_EPSILON, name=name, dtype=self.dtype_policy
+        )
+
+    def _block(self, name, head_groups, **options):
+        return transformer_block(
+            head_groups,
+            self.latent_dim,
+            self.intermediate_dim or 4 * self.latent_dim,
+            self.activation,
+            norm_position="pre",
+            dropout=self.dropout,
+            name=name,
+            dtype=self.dtype_policy,
+            **options,
+        )
+
+    def _reading_heads(self):
+        kind = _LastQueries if self.causal else layers.FullHeads
+        return [kind(self.num_cross_heads, name="reading_heads")]
+
+    def _heads(self):
+        if self.heads is None:
+            return [layers.FullHeads(self.num_heads, name="heads")]
+        return [deserialize(config) for config in self.heads]
+
+    def build(self, inputs_shape, output_queries_shape=None):
+        arguments.tokens_shape(self, inputs_shape)
+        if self.causal and inputs_shape[-1] != self.latent_dim:
+            raise ValueError(
+                "The inputs of a causal model are its latents, of the size "
+                f"`latent_dim`. Received: shape={tuple(inputs_shape)}, latent_dim="
+                f"{self.latent_dim}. Project them to this size"
+            )
+        latents_shape = (None, self.num_latents, self.latent_dim)
+        if not self.causal:
+            self.latents = self._add_queries("latents", *latents_shape[1:])
+        for norm, block in zip(self.input_norms, self.reading_blocks, strict=True):
+            norm.build(inputs_shape)
+            block.build(latents_shape, inputs_shape)
+        for block in self.blocks:
+            block.build(latents_shape)
+        if self.output_dim is not None:
+            self.latent_norm.build(latents_shape)
+            self.output_block.build((None, None, self.output_dim), latents_shape)
+        if self.num_outputs is not None:
+            self.learned_queries = self._add_queries(
+                "output_queries", self.num_outputs, self.output_dim
+            )
+
+    def _add_queries(self, name, *shape):
+        initializer = keras.initializers.TruncatedNormal(stddev=LATENT_STDDEV)
+        return self.add_weight(name=name, shape=shape, initializer=initializer)
+
+    def call(self, inputs, output_queries=None, mask=None, training=None):
+        arguments.tokens_shape(self, inputs.shape)
+        mask = mask_of(inputs) if mask is None else mask
+        if self.causal:
+            latents = inputs[:, -self.num_latents :]
+            real = None if mask is None else mask[:, -self.num_latents :]
+        else:
+            latents, real = self._for_each(self.latents, inputs), None
+        for index in range(self.num_cross_attentions):
+            place = min(index, len(self.reading_blocks) - 1)
+            latents = self.reading_blocks[place](
+                latents,
+                memory=self.input_norms[place](inputs),
+                padding_mask=real,
+                memory_mask=mask,
+                training=training,
+            )
+            for block in self._blocks_of_round(index):
+                latents = block(latents, padding_mask=real, training=training)
+        return self._outputs(latents, output_queries, training)
+
+    def _for_each(self, weight, inputs):
+        """Returns a weight, once for each sequence of `inputs`."""
+        weight = ops.cast(ops.convert_to_tensor(weight), self.compute_dtype)
+        return ops.broadcast_to(weight, (ops.shape(inputs)[0], *weight.shape))
+
+    def _blocks_of_round(self, index):
+        start = 0 if self.share_weights else index * self.num_layers
+        return self.blocks[start : start + self.num_layers]
+
+    def _outputs(self, latents, queries, training):
+        """Returns what queries read in the latents, or the latents."""
+        self._check_queries(queries)
+        if self.output_dim is None:
+            return latents
+        if queries is None:
+            queries = self._for_each(self.learned_queries, latents)
+        memory = self.latent_norm(latents)
+        return self.output_block(queries, memory=memory, training=training)
+
+    def _check_queries(self, queries):
+        if queries is None:
+            is_right = self.output_dim is None or self.num_outputs is not None
+        else:
+            is_right = queries.shape[-1] == self.output_dim
+        if not is_right:
+            shape = None if queries is None else tuple(queries.shape)
+            raise ValueError(
+                "`output_queries` must be of the size `output_dim`, and given unless "
+                f"there are learned ones. Received: shape={shape}, output_dim="
+                f"{self.output_dim}, num_outputs={self.num_outputs}"
+            )
+
+    def compute_output_shape(self, inputs_shape, output_queries_shape=None):
+        batch, length = inputs_shape[:2]
+        if output_queries_shape is not None:
+            return tuple(output_queries_shape)
+        if self.output_dim is not None:
+            return (batch, self.num_outputs, self.output_dim)
+        if self.causal and length is None:
+            return (batch, None, self.latent_dim)
+        number = min(self.num_latents, length) if self.causal else self.num_latents
+        return (batch, number, self.latent_dim)
+
+    def compute_mask(self, inputs, mask=None):
+        if mask is None or not self.causal:
+            return None
+        return mask[:, -self.num_latents :]

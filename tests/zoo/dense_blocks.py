@@ -1,0 +1,72 @@
+"""Blocks of attention and feed-forward in plain NumPy, with the weights of layers."""
+
+import numpy as np
+
+from tests import golden_cases
+
+
+def values(*weights):
+    arrays = [golden_cases.to_numpy(w).astype("float64") for w in weights]
+    return arrays[0] if len(arrays) == 1 else arrays
+
+
+def norm(x, layer):
+    gamma, beta = values(layer.gamma, layer.beta)
+    centred = x - x.mean(axis=-1, keepdims=True)
+    variance = (centred**2).mean(axis=-1, keepdims=True)
+    return centred / np.sqrt(variance + layer.epsilon) * gamma + beta
+
+
+def heads_of(attention, name, x):
+    """Returns projections as `[batch, heads, length, size]`."""
+    kernel, bias = values(
+        getattr(attention, f"{name}_kernel"), getattr(attention, f"{name}_bias")
+    )
+    x = x @ kernel.reshape(x.shape[-1], -1) + bias.reshape(-1)
+    return x.reshape(*x.shape[:2], attention.num_heads, -1).swapaxes(1, 2)
+
+
+def attend(attention, x, memory, sees, more_logits=None):
+    """Attention of one group of heads where `sees` `[batch, length, memory length]`.
+
+    `more_logits` is a function of the queries `[batch, heads, length, size]`, not yet
+    scaled, that returns what is added to their products with the keys.
+    """
+    query = heads_of(attention, "query", x)
+    key, value = (heads_of(attention, name, memory) for name in ("key", "value"))
+    logits = query @ key.swapaxes(-1, -2)
+    if more_logits is not None:
+        logits = logits + more_logits(query, key)
+    logits = np.where(sees[:, None], logits / np.sqrt(query.shape[-1]), -np.inf)
+    largest = np.maximum(logits.max(axis=-1, keepdims=True), -1e9)
+    weights = np.exp(logits - largest)
+    weights /= np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
+    joined = (weights @ value).swapaxes(1, 2).reshape(*x.shape[:2], -1)
+    kernel, bias = values(attention.output_kernel, attention.output_bias)
+    return joined @ kernel.reshape(joined.shape[-1], -1) + bias.reshape(-1)
+
+
+def dense(x, layer):
+    kernel, bias = values(layer.kernel, layer.bias)
+    return x @ kernel + bias
+
+
+def feed_forward(x, layer):
+    hidden = dense(x, layer.input_dense)
+    return dense(hidden / (1 + np.exp(-1.702 * hidden)), layer.output_dense)
+
+
+def block(x, layer, sees, memory=None, more_logits=None):
+    """A `TransformerBlock` of self-attention, or of attention to a memory alone."""
+    name = "attention" if memory is None else "cross_attention"
+    attention = getattr(layer, name)
+
+    def normed(x, *place):
+        steps = getattr(layer, "_".join(place))
+        return norm(x, steps.norms[0]) if steps.norms else x
+
+    y = normed(x, name, "input")
+    y = attend(attention, y, y if memory is None else memory, sees, more_logits)
+    x = normed(x + y, name, "output")
+    y = feed_forward(normed(x, "feed_forward", "input"), layer.feed_forward)
+    return normed(x + y, "feed_forward", "output")

@@ -1,0 +1,110 @@
+"""Latents that read long inputs, against a dense oracle of their own in NumPy."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+from tests.zoo import dense_blocks
+
+BATCH, LENGTH, DIM, LATENTS, SIZE = 2, 9, 6, 3, 4
+ROUTED = [layers.RoutedHeads(2, num_clusters=2, attention_window=2)]
+CASES = {
+    "latents": {"num_layers": 2, "num_cross_heads": 2},
+    "shared": {"num_cross_attentions": 3, "output_dim": 6, "num_outputs": 2},
+    "own": {"num_cross_attentions": 2, "share_weights": False, "output_dim": 5},
+    "causal": {"causal": True, "num_cross_attentions": 2},
+}
+
+
+def built(name=None, **options):
+    options = {"num_layers": 1, **CASES.get(name, {}), **options}
+    model = zoo.PerceiverBackbone(LATENTS, SIZE, num_heads=2, **options)
+    model.build((None, None, SIZE if model.causal else DIM))
+    helpers.randomize(model)
+    return model
+
+
+def arguments(model):
+    """Returns call arguments: inputs, and queries if there are no learned ones."""
+    x = helpers.normal(BATCH, LENGTH, SIZE if model.causal else DIM)
+    if model.output_dim is None or model.num_outputs is not None:
+        return [x]
+    return [x, helpers.normal(BATCH, 4, model.output_dim, seed=1)]
+
+
+def real_inputs():
+    """The first row lacks the last but one, the second the first two."""
+    real = np.arange(LENGTH) >= np.array([[0], [2]])
+    real[0, -2] = False
+    return real
+
+
+def oracle(model, real, x, queries=None):
+    seen, among = (
+        np.repeat(real[:, None], LATENTS, axis=1),
+        np.ones((BATCH, 1, LATENTS)),
+    )
+    if model.causal:
+        latents = x[:, LENGTH - LATENTS :].astype("float64")
+        for latent in range(LATENTS):
+            seen[:, latent, LENGTH - LATENTS + latent + 1 :] = False
+        among = np.tri(LATENTS)[None] * real[:, None, LENGTH - LATENTS :]
+    else:
+        latents = np.stack([dense_blocks.values(model.latents)] * BATCH)
+    blocks = list(model.blocks)
+    for index in range(model.num_cross_attentions):
+        index = min(index, 1) if model.share_weights else index
+        memory = dense_blocks.norm(x, model.input_norms[index])
+        reading = model.reading_blocks[index]
+        latents = dense_blocks.block(latents, reading, seen, memory)
+        first = 0 if model.share_weights else index * model.num_layers
+        for layer in blocks[first : first + model.num_layers]:
+            latents = dense_blocks.block(latents, layer, among > 0)
+    if model.output_dim is None:
+        return latents
+    if queries is None:
+        queries = np.stack([dense_blocks.values(model.learned_queries)] * BATCH)
+    memory = dense_blocks.norm(latents, model.latent_norm)
+    everything = np.ones((BATCH, 1, LATENTS), "bool")
+    return dense_blocks.block(queries, model.output_block, everything, memory)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_oracle(name):
+    model, real = built(name), real_inputs()
+    x, *queries = arguments(model)
+    expected = oracle(model, real, x, *queries)
+    actual, _ = golden_cases.run(model, x, *queries, mask=real)
+    golden_cases.assert_close(actual, expected, 1e-4)
+    assert model.compute_output_shape(*(q.shape for q in (x, *queries))) == actual.shape
+    # Keras masks hide it, too; and what padding contains has no influence.
+    x = np.where(real[..., None], x, 0.0).astype("float32")
+    other = golden_cases.to_numpy(model(keras.layers.Masking()(x), *queries))
+    shown = real[:, -LATENTS:] if model.causal else slice(None)
+    golden_cases.assert_close(other[shown], actual[shown], 1e-5)
+
+
+@pytest.mark.parametrize("heads", [None, ROUTED], ids=["full", "routed"])
+def test_no_later_input_influences_a_causal_latent(heads):
+    model = built(causal=True, heads=heads)
+    (x,) = arguments(model)
+    assert golden_cases.run(model, x[:, :2])[0].shape == (BATCH, 2, SIZE)
+    before, _ = golden_cases.run(model, x)
+    for position in (2, LENGTH - 2, LENGTH - 1):
+        changed = x.copy()
+        changed[:, position:] += 9 * helpers.normal(BATCH, LENGTH - position, SIZE)
+        after, _ = golden_cases.run(model, changed)
+        earlier = max(position - LENGTH + LATENTS, 0)
+        np.testing.assert_array_equal(after[:, :earlier], before[:, :earlier])
+        assert np.all(np.any(after[:, earlier:] != before[:, earlier:], axis=-1))
+
+
+def test_reads_inputs_for_which_there_is_no_square_matrix():
+    """10 GB for each head, were all pairs of inputs compared."""
+    x = helpers.normal(1, 50_000, DIM)
+    output, _ = golden_cases.run(built("latents"), x)
+    assert output.shape == (1, LATENTS, SIZE) and np.all(np.isfinite(output))

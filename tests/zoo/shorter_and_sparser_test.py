@@ -1,0 +1,106 @@
+"""What holds for backbones with fewer tokens, and for sparse feed-forward layers."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+DIM = 8
+perceiver = functools.partial(
+    zoo.PerceiverBackbone, 3, DIM, num_layers=1, num_heads=2, dropout=0.1
+)
+funnel = functools.partial(zoo.FunnelBackbone, DIM, 2, (1, 1), 1, dropout=0.1)
+sparse = functools.partial(zoo.SparseFeedForward, 12, 4, 3, dropout=0.1)
+OTHER_LAST = {"output_dim": 4, "num_outputs": 2, "num_cross_attentions": 2}
+CASES = {
+    "perceiver": functools.partial(perceiver, share_weights=False, **OTHER_LAST),
+    "causal": functools.partial(
+        perceiver, causal=True, heads=[layers.RoutedHeads(2, 2, 3)]
+    ),
+    "funnel": funnel,
+    "sparse": functools.partial(sparse, temperature=0.2, seed=1),
+}
+
+
+@pytest.fixture(autouse=True)
+def eager_calls(eager):
+    """Each layer is called a few times."""
+
+
+def built(name, **options):
+    layer = CASES[name](**options)
+    layer.build((None, None, DIM))
+    helpers.randomize(layer)
+    return layer
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "causal"])
+def test_learns_all_weights(name):
+    layer = built(name)
+    result = golden_cases.gradients(
+        layer,
+        lambda output, losses: ops.sum(output**3),
+        {"inputs": helpers.normal(2, 11, DIM), "training": True},
+        wrt=("inputs",),
+    )
+    # A constant in all keys of a query changes no weight of a softmax.
+    of_all = {path: g for path, g in result.variables.items() if "key_bias" not in path}
+    for gradient in (*of_all.values(), *result.inputs.values()):
+        assert np.all(np.isfinite(gradient)) and np.any(gradient)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_survives_saving(name, tmp_path):
+    helpers.assert_survives_saving(CASES[name](), tmp_path, helpers.normal(2, 5, DIM))
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "causal"])
+def test_half_precision(name):
+    exact, half = built(name), built(name, dtype="mixed_bfloat16")
+    for layer in (exact, half):
+        if name == "sparse":  # no choice is close
+            layer.controller.bias.assign(100.0 * np.arange(12))
+    x = helpers.normal(2, 11, DIM)
+    expected, actual = (golden_cases.run(layer, x)[0] for layer in (exact, half))
+    assert keras.backend.standardize_dtype(actual.dtype) == "bfloat16"
+    golden_cases.assert_close(actual, expected, 0.1)
+
+
+X = np.ones((2, 3, DIM), "float32")
+
+
+@pytest.mark.parametrize(
+    "refused, message",
+    [
+        (lambda: perceiver(num_cross_attentions=0), "`num_cross_attentions` must be"),
+        (lambda: perceiver(causal=True, output_dim=4), "`output_dim` must be None"),
+        (lambda: perceiver(num_outputs=2), "learned queries need a size"),
+        (lambda: perceiver(num_cross_heads=3), "heads must divide the size"),
+        (lambda: perceiver(causal=True)(X[..., 1:]), "of a causal model are its"),
+        (lambda: perceiver()(X, X), "`output_queries` must be of the size"),
+        (lambda: perceiver(output_dim=6)(X), "`output_queries` must be of the size"),
+        (lambda: zoo.FunnelBackbone(DIM, 2, ()), "`block_sizes` must be a tuple"),
+        (
+            lambda: zoo.FunnelBackbone(DIM, 2, (1, 0)),
+            "`block_sizes` must be a positive",
+        ),
+        (lambda: zoo.FunnelBackbone(DIM, 3), "heads must divide the size"),
+        (lambda: zoo.FunnelBackbone(9, 3), "`hidden_dim` must be even"),
+        (lambda: funnel()(X[..., 1:]), "must be of the size `hidden_dim`"),
+        (lambda: zoo.SparseFeedForward(12, 5), "`block_size` must divide"),
+        (lambda: sparse(hard_probability=1.5), "`hard_probability` must be at most 1"),
+        (lambda: built("causal")(X[None]), "must have the shape"),
+        (lambda: built("funnel")(X[None]), "must have the shape"),
+        (lambda: built("sparse")(X[0]), "must have the shape"),
+    ],
+)
+def test_refusals(refused, message):
+    with pytest.raises(ValueError, match=message):
+        refused()

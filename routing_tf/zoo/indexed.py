@@ -10,6 +10,7 @@ from keras import ops
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing.held_updates import update_or_hold
+from routing_tf.layers.softmax.rotary_position import rotate
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_shift as shift
 from routing_tf.layers.support.blocks import put_back_blocks
@@ -103,9 +104,10 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
     State (float32): `training_steps`, and `indexer_loss`, the last loss without its
     weight. Both move if `training=True` and the layer is trainable.
 
-    As in DeepSeek's code, `w` is scaled by `(num_indexer_heads * indexer_dim)**-0.5`.
-    Its layer normalization and Hadamard transform of queries and keys of the indexer,
-    and its 8-bit products, are left out.
+    As in DeepSeek's code, half of the entries of `q` and `k` are turned by positions,
+    and `w` is scaled by `(num_indexer_heads * indexer_dim)**-0.5`. Its layer
+    normalization and Hadamard transform of queries and keys of the indexer, and its
+    8-bit products, are left out.
 
     Args:
         num_heads: number of heads in the group.
@@ -113,6 +115,9 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
             paper).
         num_indexer_heads: number of heads of the indexer. Defaults to 4.
         indexer_dim: size of a query or key of the indexer. Defaults to 32.
+        indexer_rotary_dim: number of first entries of the indexer's queries and keys
+            that are turned by the positions of their tokens, so that scores may depend
+            on distances; 0 for content alone. Defaults to 16.
         warm_up_steps: number of training steps in which queries attend to all visible
             tokens. Defaults to 1000.
         indexer_loss_weight: factor of the loss of the indexer. Defaults to 1.0.
@@ -122,17 +127,17 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         kernel_initializer: initializer of the indexer's projections. Defaults to
             `"glorot_uniform"`.
         **kwargs: arguments of `HeadGroup`; relative positions are in tokens. Neither
-            they nor a token bias influence the scores of the indexer; rotary positions
-            also turn its queries and keys. With `key_shift=1`, a position offers the
-            indexer's key of the token before it, too.
+            they nor a token bias influence the scores of the indexer. With
+            `key_shift=1`, a position offers the indexer's key of the token before it,
+            too.
 
     Call arguments and Returns: as in `HeadGroup`; `features` are required, and
     `MixedAttention` passes them.
 
     Raises:
         ValueError: if a number is not a positive integer (`warm_up_steps`: at least 0),
-            `indexer_loss_weight` is negative, or `HeadGroup` refuses an argument; when
-            built, if `indexer_dim` is odd with rotary positions; when called, without
+            `indexer_rotary_dim` is odd or exceeds `indexer_dim`, `indexer_loss_weight`
+            is negative, or `HeadGroup` refuses an argument; when called, without
             features, or with another sequence as value.
 
     Example:
@@ -142,7 +147,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
     from routing_tf import layers
     from routing_tf import zoo
 
-    heads = zoo.IndexedHeads(2, num_selected=4, num_indexer_heads=2, indexer_dim=8)
+    heads = zoo.IndexedHeads(2, num_selected=4, num_indexer_heads=2)
     attention = layers.MixedAttention([heads], key_dim=8)
     assert attention(np.ones((1, 10, 16)), use_causal_mask=True).shape == (1, 10, 16)
     ```
@@ -164,6 +169,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         num_selected=256,
         num_indexer_heads=4,
         indexer_dim=32,
+        indexer_rotary_dim=16,
         warm_up_steps=1000,
         indexer_loss_weight=1.0,
         gather_length=None,
@@ -176,6 +182,15 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
             "num_indexer_heads", num_indexer_heads
         )
         self.indexer_dim = check_positive_integer("indexer_dim", indexer_dim)
+        self.indexer_rotary_dim = check_non_negative_integer(
+            "indexer_rotary_dim", indexer_rotary_dim
+        )
+        if self.indexer_rotary_dim % 2 or self.indexer_rotary_dim > self.indexer_dim:
+            raise ValueError(
+                "`indexer_rotary_dim` must be even, because pairs of entries are "
+                "turned, and at most `indexer_dim`. Received: indexer_rotary_dim="
+                f"{indexer_rotary_dim}, indexer_dim={self.indexer_dim}"
+            )
         self.warm_up_steps = check_non_negative_integer("warm_up_steps", warm_up_steps)
         self.indexer_loss_weight = check_not_negative(
             "indexer_loss_weight", indexer_loss_weight
@@ -185,11 +200,6 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
 
     def build(self, query_shape, key_shape, value_shape, features_shape=None):
         super().build(query_shape, key_shape, value_shape)
-        if self.rotary_positions and self.indexer_dim % 2:
-            raise ValueError(
-                "`indexer_dim` must be even with `rotary_positions=True`, because "
-                f"pairs of entries are turned. Received: indexer_dim={self.indexer_dim}"
-            )
         dim = self.dim_of_features(features_shape)
         heads, size = self.num_indexer_heads, self.indexer_dim
         self.indexer_kernels = [
@@ -306,10 +316,18 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         batch, length, _ = ops.shape(features)
         heads, size = self.num_indexer_heads, self.indexer_dim
         query = ops.reshape(query, (batch, length, heads, size))
-        if self.rotary_positions:
-            query = ops.swapaxes(self.rotated(ops.swapaxes(query, 1, 2), inputs), 1, 2)
-            key = self.rotated(key[:, None], inputs)[:, 0]
+        query = ops.swapaxes(self._turned(ops.swapaxes(query, 1, 2), inputs), 1, 2)
+        key = self._turned(key[:, None], inputs)[:, 0]
         return Index(query, weights * (heads * size) ** -0.5, key)
+
+    def _turned(self, x, inputs):
+        """Returns `[B, J, L, E]` of the indexer, the first entries turned."""
+        size, segments = self.indexer_rotary_dim, inputs.segments
+        if not size:
+            return x
+        places = None if segments is None else segments.query_places
+        position = inputs.first_position, self.rotary_wavelength, places
+        return ops.concatenate([rotate(x[..., :size], *position), x[..., size:]], -1)
 
     def _visible(self, inputs, places):
         """Tells which tokens queries see, broadcastable to `<bool>[B, Q, S]`.

@@ -29,7 +29,7 @@ SMALL = {
     "GlobalHeads": functools.partial(
         zoo.GlobalHeads, HEADS, (0, 3), 4, num_learned_tokens=1
     ),
-    "IndexedHeads": functools.partial(zoo.IndexedHeads, HEADS, 3, 2, 4),
+    "IndexedHeads": functools.partial(zoo.IndexedHeads, HEADS, 3, 2, 4, 2),
     "InducedHeads": functools.partial(zoo.InducedHeads, HEADS, 3),
     "LinformerHeads": functools.partial(zoo.LinformerHeads, HEADS, 8, 4),
     "LongShortHeads": functools.partial(zoo.LongShortHeads, HEADS, 3, 2),
@@ -64,9 +64,9 @@ CAUSAL = {
     "mixed_blocks": functools.partial(
         zoo.BlockTopKHeads, HEADS, 4, 3, mix="scores", **RELATIVE
     ),
-    "indexed": functools.partial(zoo.IndexedHeads, HEADS, 6, 2, 4, **RELATIVE),
+    "indexed": functools.partial(zoo.IndexedHeads, HEADS, 6, 2, 4, 2, **RELATIVE),
     "indexed_copies": functools.partial(
-        zoo.IndexedHeads, HEADS, 3, 2, 4, gather_length=1, **RELATIVE
+        zoo.IndexedHeads, HEADS, 3, 2, 4, 2, gather_length=1, **RELATIVE
     ),
 }
 # Of these there are no keys to shift, or they refuse that.

@@ -11,7 +11,7 @@ from tests import golden_cases
 from tests.layers import helpers
 
 BATCH, HEADS, LENGTH, KEY_DIM, DIM = 2, 2, 17, 4, 7
-INDEXER = {"num_indexer_heads": 3, "indexer_dim": 5}
+INDEXER = {"num_indexer_heads": 3, "indexer_dim": 5, "indexer_rotary_dim": 2}
 X = helpers.normal(BATCH, LENGTH, DIM)
 REAL = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 3)
 BIAS = helpers.normal(BATCH, LENGTH, seed=5)
@@ -43,13 +43,15 @@ def oracle(attention, causal, is_dense=False):
         for name in ("query", "key", "value")
     )
     own_query, own_key, head = (X @ weights[name] for name in KERNELS)
-    own_query = own_query.reshape(BATCH, LENGTH, *INDEXER.values())
+    own_query = own_query.reshape(BATCH, LENGTH, 3, 5).swapaxes(1, 2)
+    for x in (own_query, own_key):
+        x[..., :2] = helpers.turned(x[..., :2], group.rotary_wavelength)
     real = REAL
     if group.key_shift:
         key, own_key = helpers.one_later(key, 2), helpers.one_later(own_key, 1)
         real = real & helpers.one_later(real, 1)
     seen, losses = np.zeros((BATCH, LENGTH, LENGTH), "bool"), []
-    scores = np.einsum("btje,bse->btjs", own_query, own_key)
+    scores = np.einsum("bjte,bse->btjs", own_query, own_key)
     scores = np.einsum("btj,btjs->bts", head, np.maximum(scores, 0)) / 15**0.5
     for b, t in np.ndindex(BATCH, LENGTH):
         visible = [s for s in range(t + 1 if causal else LENGTH) if real[b, s]]
@@ -184,7 +186,7 @@ def test_blocks_of_queries(training, monkeypatch):
 @pytest.mark.parametrize(
     "own, options",
     [
-        ({"rotary_positions": True, "indexer_dim": 4, "key_shift": 1}, {}),
+        ({"rotary_positions": True, "key_shift": 1}, {}),
         pytest.param(
             {}, {"qk_norm": True, "use_gate": True}, marks=pytest.mark.thorough
         ),
@@ -233,6 +235,8 @@ def test_trains_with_less_memory_alike(gather_length):
         ("indexer_dim", -1),
         ("warm_up_steps", -1),
         ("indexer_loss_weight", -0.5),
+        ("indexer_rotary_dim", 3),
+        ("indexer_rotary_dim", 34),
         ("gather_length", 0),
         ("kernel_initializer", "no such"),
         ("entmax_alpha", 1.5),
@@ -243,9 +247,7 @@ def test_refuses_wrong_arguments(name, value):
         zoo.IndexedHeads(2, **{name: value})
 
 
-def test_refuses_odd_rotary_sizes_and_calls_without_features():
-    with pytest.raises(ValueError, match="`indexer_dim` must be even.*indexer_dim=5"):
-        built(2, rotary_positions=True)
+def test_refuses_calls_without_features():
     x = helpers.normal(1, 2, 6, 4)
     with pytest.raises(ValueError, match="`features` must be given"):
         zoo.IndexedHeads(2)(x, x, x)

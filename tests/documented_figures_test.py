@@ -518,7 +518,13 @@ def listed(page):
     "module, pages",
     [
         (layers, ("attention.md", "heads.md", "blocks.md")),
-        (zoo, ("other_heads.md", "experts_and_memories.md", "downsampling.md")),
+        (
+            zoo,
+            (
+                *("other_heads.md", "experts_and_memories.md", "downsampling.md"),
+                "recurrence.md",
+            ),
+        ),
         (models, ("models.md",)),
         (problems, ("problems.md",)),
         (tokenizers, ("tokenizers.md",)),

@@ -16,6 +16,7 @@ from routing_tf.cli import first_checks
 from routing_tf.cli import known_names
 from routing_tf.cli import known_values
 from routing_tf.cli import train
+from routing_tf.models import feed_forwards
 from routing_tf.models import hyperparameters
 from routing_tf.models import patterns
 from tests.command_line import parse
@@ -59,7 +60,7 @@ def judged_late(item):
 
 def test_values_are_refused_as_by_the_hyperparameters():
     listed = {n for names in known_names.HYPERPARAMETERS.values() for n in names}
-    for name in listed - {"routing", "encoder_routing", "learning_rate_schedule"}:
+    for name in listed - {*known_values.REGISTERED, "learning_rate_schedule"}:
         refused = 0
         own = ("weights", "learned", *known_values.CHOICES.get(name, ()))
         for value in (*VALUES, *own):
@@ -75,6 +76,8 @@ def test_values_are_refused_as_by_the_hyperparameters():
 def test_names_of_patterns_are_those_there_are():
     there = [name for name in patterns.OWN if name] + sorted(patterns.all_patterns())
     assert list(known_values.PATTERNS) == there
+    there = [*feed_forwards.OWN, *feed_forwards.all_names()]
+    assert sorted(known_values.CHOICES["feed_forward"]) == sorted(there)
 
 
 @pytest.mark.parametrize(

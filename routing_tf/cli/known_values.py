@@ -165,8 +165,13 @@ RULES = (
         ("remat_attention",),
     ),
 )
+# What users can register names for.
+REGISTERED = ("routing", "encoder_routing", "feed_forward")
 CHOICES = {
-    "feed_forward": ("geglu", "relu", "sigmoid_gelu", "none"),
+    "feed_forward": (
+        *("geglu", "relu", "sigmoid_gelu", "none"),
+        *("mixture_of_experts", "product_key_memory", "sparse_feed_forward"),
+    ),
     "norm_position": ("pre", "post"),
     "encoder_inputs": ("tokens", "embeddings"),
     "factorized_pattern": ("strided", "fixed"),
@@ -229,8 +234,9 @@ def check(flag, name, value):
             )
     choices = CHOICES.get(name)
     if name in ("routing", "encoder_routing") and value.lower() != "none":
-        # A user may have registered others.
-        choices = None if "routing_tf.models" in sys.modules else PATTERNS
+        choices = PATTERNS
+    if "routing_tf.models" in sys.modules and name in REGISTERED:
+        choices = None  # a user may have registered others
     if choices is not None and value not in choices:
         listed = f" Choices are: {', '.join(choices)}"
         hint = did_you_mean(value, choices) or listed

@@ -5,7 +5,6 @@ import importlib
 import math
 
 from routing_tf.layers.attention.mixed_attention import REMATS
-from routing_tf.layers.blocks.feed_forward import ACTIVATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.heads.routed import check_clusters_per_query
@@ -17,12 +16,12 @@ from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.models import feed_forwards
 from routing_tf.models.pattern_checks import check_names
 from routing_tf.models.pattern_checks import check_patterns
 from routing_tf.models.patterns import OWN
 
 _CHOICES = {
-    "feed_forward": (*ACTIVATIONS, "none"),
     "norm_position": ("pre", "post"),
     "optimizer": ("adafactor", "adam", "adamw", "muon"),
     "initializer": ("unit_scaling", "fan_in_normal"),
@@ -89,6 +88,7 @@ def check(h):
     for name, choices in _CHOICES.items():
         check_choice(name, getattr(h, name), choices)
     check_names(h)
+    _check_feed_forward(h)
     for name in _POSITIVE:
         check_positive_integer(name, getattr(h, name))
     for name in _COUNTS:
@@ -154,6 +154,20 @@ def _check_type(h, field):
         raise ValueError(
             f"`{field.name}` must be of type {field.type.__name__}. "
             f"Received: {field.name}={value!r}"
+        )
+
+
+def _check_feed_forward(h):
+    name = h.feed_forward
+    if name in feed_forwards.OWN:
+        return
+    names = (*feed_forwards.OWN, *feed_forwards.all_names())
+    check_choice("feed_forward", name, names)
+    if h.compatibility is not None:
+        raise ValueError(
+            f"`feed_forward={name!r}` must come without flaws of the release, which "
+            f"has no such layers. Received: compatibility={h.compatibility!r}. Leave "
+            "one of the two out"
         )
 
 

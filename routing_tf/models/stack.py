@@ -9,6 +9,7 @@ import keras
 from routing_tf import layers
 from routing_tf.layers.heads.routed import TOKEN_CHOICE
 from routing_tf.models import bridge
+from routing_tf.models import feed_forwards
 from routing_tf.models import patterns
 
 
@@ -29,7 +30,7 @@ def decoder_block(hyperparameters, index, policy):
         _attention(
             h, _self_groups(h, index, policy), "attention", policy, output_initializer
         ),
-        _feed_forward(h, policy, output_initializer),
+        _feed_forward(h, index, policy, output_initializer),
         cross_attention,
         norm_position=h.norm_position,
         dropout=h.residual_dropout,
@@ -51,7 +52,7 @@ def encoder_block(hyperparameters, index, policy):
     output_initializer = _output_initializer(h, h.num_encoder_layers)
     return layers.TransformerBlock(
         _attention(h, groups, "attention", policy, output_initializer),
-        _feed_forward(h, policy, output_initializer),
+        _feed_forward(h, index, policy, output_initializer, is_decoder=False),
         norm_position=h.norm_position,
         dropout=h.residual_dropout,
         remat=h.remat,
@@ -133,13 +134,16 @@ def _attention(hyperparameters, groups, name, policy, output_initializer):
     )
 
 
-def _feed_forward(hyperparameters, policy, output_initializer):
+def _feed_forward(hyperparameters, index, policy, output_initializer, is_decoder=True):
     h = hyperparameters
-    if h.feed_forward == "none":
-        return None
-    return layers.FeedForward(
-        h.intermediate_dim,
-        activation=h.feed_forward,
+    return feed_forwards.make_layer(
+        h.feed_forward,
+        feed_forwards.Place(
+            h.intermediate_dim,
+            h.max_sequence_length if is_decoder else h.max_input_length,
+            index,
+            h.num_layers if is_decoder else h.num_encoder_layers,
+        ),
         dropout=h.feed_forward_dropout,
         kernel_initializer=initializer(h),
         output_initializer=output_initializer,

@@ -101,6 +101,10 @@ def test_no_such_choice(field, value):
         ),
         ("`logit_soft_cap` must.*=-1.0", {"logit_soft_cap": -1.0}),
         (
+            "`feed_forward='sparse_feed_forward'` must come without.*'trained'",
+            {"feed_forward": "sparse_feed_forward", "compatibility": "trained"},
+        ),
+        (
             "`qk_norm` must be False with flaws.*compatibility='trained'",
             {"qk_norm": True, "compatibility": "trained"},
         ),

@@ -11,6 +11,7 @@ import pytest
 from routing_tf import models
 from routing_tf.models import patterns
 from routing_tf.models import stack
+from routing_tf.zoo import FEED_FORWARDS
 from routing_tf.zoo import PATTERNS
 from tests import golden_cases
 from tests.models import small_models
@@ -27,6 +28,7 @@ ON_TEXT = [name for name, pattern in PATTERNS.items() if not pattern.of_images]
 OF_DECODERS = [name for name in ON_TEXT if PATTERNS[name].of_decoders]
 OF_ENCODERS = [name for name in ON_TEXT if PATTERNS[name].of_encoders]
 ENCODER = {"num_encoder_layers": 1, "max_input_length": 16}
+DEEPER = {"num_layers": 2, "intermediate_dim": 32, "routing": "token_choice"}
 SMALL = {"num_layers": 1, "attention_window": 8, "max_sequence_length": LENGTH}
 
 
@@ -72,9 +74,22 @@ def test_heads_of_each_pattern(name):
     assert len({variable.path for variable in model.weights}) == len(model.weights)
 
 
-@pytest.mark.parametrize("name", cases(OF_DECODERS))
-def test_of_text(name):
-    lm = small_models.language_model(routing=name, **SMALL)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *(
+            pytest.param({"routing": case.values[0]}, marks=case.marks)
+            for case in cases(OF_DECODERS)
+        ),
+        *({"feed_forward": name, **DEEPER} for name in FEED_FORWARDS),
+    ],
+    ids=lambda changes: next(iter(changes.values())),
+)
+def test_of_text(changes):
+    lm = small_models.language_model(**SMALL | changes)
+    if "feed_forward" in changes:
+        made = {type(block.feed_forward).__name__ for block in lm.backbone.blocks}
+        assert made - {"FeedForward"}
     x = small_models.inputs((LENGTH, LENGTH), LENGTH)
     expected = logits(lm, x)
     changed = x["token_ids"].copy()

@@ -129,10 +129,11 @@ def static_length(name, tensor, axis=1):
     if length is None:
         raise ValueError(
             f"The sequence length of `{name}` must be known when TensorFlow traces "
-            "random and Linformer heads, images and calls with a cache. Received: "
-            f"{name}.shape={tuple(tensor.shape)}. Keras leaves it open from the second "
-            "length on: pad or cut the sequences to one length, make the function "
-            "again for each length with `model.make_predict_function(force=True)`, or "
-            "compile the model with `run_eagerly=True`."
+            "random and Linformer heads, images, segments, and calls with a cache. "
+            f"Received: {name}.shape={tuple(tensor.shape)}. Keras leaves it open from "
+            "the second length on: pad or cut the sequences to one length, make the "
+            "function again for each length with "
+            "`model.make_predict_function(force=True)`, or compile the model with "
+            "`run_eagerly=True`."
         )
     return int(length)

@@ -1,5 +1,6 @@
 """A feed-forward network whose tokens each pass through one or two of many experts."""
 
+import math
 import typing
 
 import keras
@@ -301,7 +302,7 @@ class MixtureOfExperts(OwnLosses):
     def call(self, inputs, mask=None, training=None, cache=None):
         if cache is not None:
             self._check_cache()
-        x, real = _without_padding(inputs, mask)
+        x, real = arguments.without_padding(inputs, mask)
         logits = self._logits(x, training)
         probabilities = ops.softmax(logits, axis=-1)
         routes, taken = self._routes(probabilities, real, training, cache)
@@ -325,7 +326,7 @@ class MixtureOfExperts(OwnLosses):
             `places` (how many tokens of the sequence were there before), `is_chosen`
             (False for padding), and `is_placed` (False where there was no place, too).
         """
-        x, real = _without_padding(ops.convert_to_tensor(inputs), mask)
+        x, real = arguments.without_padding(ops.convert_to_tensor(inputs), mask)
         probabilities = ops.softmax(self._logits(x), axis=-1)
         return self._routes(probabilities, real)[0]
 
@@ -477,14 +478,6 @@ class MixtureOfExperts(OwnLosses):
         }
 
 
-def _without_padding(x, mask):
-    """Returns tokens with zeros at padding, and which of them are real."""
-    if mask is None:
-        return x, ops.ones(ops.shape(x)[:2], dtype="bool")
-    real = ops.cast(mask, "bool")
-    return ops.where(real[..., None], x, ops.zeros_like(x)), real
-
-
 def _earlier(choices):
     """Counts the choices of the same expert before each, in the order of two axes.
 
@@ -504,3 +497,21 @@ def _earlier(choices):
 def _swapped(x):
     """Swaps axes 1 and 2."""
     return ops.swapaxes(x, 1, 2)
+
+
+def _in_a_model(place, num_experts=8, top_k=2, **options):
+    """Two of eight experts in every other block, as in GLaM."""
+    if place.index % 2 == 0:
+        return None
+    return MixtureOfExperts(
+        num_experts,
+        place.intermediate_dim,
+        # A quarter more than an even share.
+        capacity=math.ceil(1.25 * place.max_length * top_k / num_experts),
+        top_k=top_k,
+        activation="geglu",
+        **options,
+    )
+
+
+FEED_FORWARDS = {"mixture_of_experts": _in_a_model}

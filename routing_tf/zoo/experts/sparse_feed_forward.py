@@ -33,7 +33,7 @@ class SparseFeedForward(ConfiguredLayer):
     Tokens do not see each other, so the layer is causal and needs no cache.
 
     Args:
-        hidden_dim: number of hidden units, a multiple of `block_size`.
+        intermediate_dim: number of hidden units, a multiple of `block_size`.
         block_size: number of units of which one is chosen. Defaults to 32.
         controller_dim: size between the two maps of the controller. Defaults to 64.
         temperature: factor of the Gumbel noise; 0.0 for none. Defaults to 0.1.
@@ -55,7 +55,7 @@ class SparseFeedForward(ConfiguredLayer):
 
     Raises:
         ValueError: if an argument is out of its range, or `block_size` does not divide
-            `hidden_dim`; when called, if inputs do not have three axes.
+            `intermediate_dim`; when called, if inputs do not have three axes.
 
     Example:
 
@@ -80,7 +80,7 @@ class SparseFeedForward(ConfiguredLayer):
 
     def __init__(
         self,
-        hidden_dim,
+        intermediate_dim,
         block_size=32,
         controller_dim=64,
         temperature=0.1,
@@ -92,7 +92,9 @@ class SparseFeedForward(ConfiguredLayer):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.hidden_dim = check_positive_integer("hidden_dim", hidden_dim)
+        self.intermediate_dim = check_positive_integer(
+            "intermediate_dim", intermediate_dim
+        )
         self.block_size = check_positive_integer("block_size", block_size)
         self.controller_dim = check_positive_integer("controller_dim", controller_dim)
         self.temperature = check_not_negative("temperature", temperature)
@@ -101,23 +103,23 @@ class SparseFeedForward(ConfiguredLayer):
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
         self.seed = seed
-        if self.hidden_dim % self.block_size:
+        if self.intermediate_dim % self.block_size:
             raise ValueError(
-                "`block_size` must divide `hidden_dim`. Received: "
-                f"block_size={block_size}, hidden_dim={hidden_dim}"
+                "`block_size` must divide `intermediate_dim`. Received: "
+                f"block_size={block_size}, intermediate_dim={intermediate_dim}"
             )
         if self.hard_probability > 1:
             raise ValueError(
                 "`hard_probability` must be at most 1. Received: "
                 f"hard_probability={hard_probability}"
             )
-        self.num_blocks = self.hidden_dim // self.block_size
+        self.num_blocks = self.intermediate_dim // self.block_size
         self.seed_generator = keras.random.SeedGenerator(seed)
         self.dropout_layer = keras.layers.Dropout(
             dropout, seed=seed, dtype=self.dtype_policy
         )
         self.bottleneck = self._dense("bottleneck", self.controller_dim, use_bias=False)
-        self.controller = self._dense("controller", self.hidden_dim)
+        self.controller = self._dense("controller", self.intermediate_dim)
 
     def _dense(self, name, units, **options):
         return keras.layers.Dense(
@@ -134,10 +136,12 @@ class SparseFeedForward(ConfiguredLayer):
         self.bottleneck.build(inputs_shape)
         self.controller.build((None, None, self.controller_dim))
         # Both kernels have a row for each unit.
-        shape, first = (self.hidden_dim, dim), self.kernel_initializer
+        shape, first = (self.intermediate_dim, dim), self.kernel_initializer
         self.input_kernel = self._add_weight("input_kernel", shape, cloned(first))
         self.output_kernel = self._add_weight("output_kernel", shape, cloned(first))
-        self.input_bias = self._add_weight("input_bias", (self.hidden_dim,), "zeros")
+        self.input_bias = self._add_weight(
+            "input_bias", (self.intermediate_dim,), "zeros"
+        )
         self.output_bias = self._add_weight("output_bias", (dim,), "zeros")
 
     def _add_weight(self, name, shape, initializer):
@@ -167,7 +171,7 @@ class SparseFeedForward(ConfiguredLayer):
             inputs: as in a call.
 
         Returns:
-            `<int32>[batch, length, hidden_dim / block_size]`, numbers within a block.
+            `<int32>[batch, length, blocks]`, numbers within a block.
         """
         logits = self._logits(ops.convert_to_tensor(inputs))
         return ops.cast(ops.argmax(logits, axis=-1), "int32")
@@ -215,3 +219,10 @@ class SparseFeedForward(ConfiguredLayer):
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
+
+
+def _in_a_model(place, **options):
+    return SparseFeedForward(place.intermediate_dim, **options)
+
+
+FEED_FORWARDS = {"sparse_feed_forward": _in_a_model}

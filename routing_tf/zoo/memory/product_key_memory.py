@@ -232,3 +232,13 @@ class ProductKeyMemory(keras.layers.Layer):
             "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
             "seed": self.seed,
         }
+
+
+def _in_a_model(place, dropout, **options):
+    """A memory in one block in the middle, as in the paper."""
+    if place.index != place.num_blocks // 2:
+        return None
+    return ProductKeyMemory(input_dropout=dropout, **options)
+
+
+FEED_FORWARDS = {"product_key_memory": _in_a_model}

@@ -1,0 +1,1 @@
+"""Transformers whose segments read what earlier segments left."""

@@ -1,0 +1,254 @@
+"""Tests of the Compressive Transformer, against loops over lists of rows in NumPy."""
+
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import zoo
+from routing_tf.zoo.recurrence.compressive_transformer import COMPRESSIONS
+from tests import golden_cases
+from tests.layers import helpers
+from tests.zoo import transformer_xl_test as xl
+
+BATCH, DIM, HEADS, KEY = xl.BATCH, xl.DIM, xl.HEADS, xl.KEY
+SEGMENT, RATE, LENGTH = 4, 2, 22  # five segments and a half
+
+
+@pytest.fixture(autouse=True)
+def eager_calls(eager):
+    """Each layer is called a few times."""
+
+
+def built(compression="convolution", memory_length=4, compressed_length=5, **options):
+    sizes = {"memory_length": memory_length, "compressed_length": compressed_length}
+    options = {"segment_length": SEGMENT, "compression_rate": RATE, **sizes, **options}
+    return xl.built(cls=zoo.CompressiveAttention, compression=compression, **options)
+
+
+def compress(layer, group):
+    """Makes one row of a group of rows, which are pairs of vector and reality."""
+    vectors = [x * is_real for x, is_real in group]
+    real = [x for x, is_real in group if is_real]
+    if layer.compression == "convolution":
+        kernel, bias = golden_cases.to_numpy(layer.convolution.weights)
+        row = sum(x @ k for x, k in zip(vectors, kernel, strict=True)) + bias
+    elif not real:
+        row = np.zeros(DIM)
+    else:
+        pooled = {"mean_pooling": np.mean, "max_pooling": np.max}[layer.compression]
+        row = pooled(real, axis=0)
+    return row, bool(real)
+
+
+def most_used(rows, used):
+    """Keeps the rows with the largest means of the weights that they had."""
+    means = [np.mean(u) if is_real else -1 for (_, is_real), u in zip(rows, used)]
+    best = sorted(np.argsort(-np.array(means), kind="stable")[: SEGMENT // RATE])
+    return [rows[i] for i in best]
+
+
+def contents(weights, x, rows):
+    """What the heads read in rows by content alone, `[heads * key_dim]`."""
+    left_out = ("position", "content_bias", "position_bias")
+    plain = weights | {name: 0 * weights[name] for name in left_out}
+    return xl.read(plain, x, [(0, row) for row, is_real in rows if is_real])[0]
+
+
+def oracle(layer, x, real):
+    """Reads one text after another, with memories that are lists.
+
+    Returns:
+        The outputs, and the reconstruction loss.
+    """
+    weights, x = xl.weights_of(layer), x.astype("float64")
+    output, errors = np.zeros(x.shape), []
+    for b in range(len(x)):
+        memory, compressed, used = [], [], []
+        for start in range(0, x.shape[1], SEGMENT):
+            tokens = range(start, min(start + SEGMENT, x.shape[1]))
+            used += [[] for _ in tokens]
+            for t in tokens:
+                segment = [(x[b, j], real[b, j]) for j in range(start, t + 1)]
+                rows = compressed + memory + segment
+                seen = [j for j, (_, is_real) in enumerate(rows) if is_real]
+                shares = np.zeros(len(rows))
+                if real[b, t]:
+                    pairs = [(len(rows) - 1 - j, rows[j][0]) for j in seen]
+                    attended, shares[seen] = xl.read(weights, x[b, t], pairs)
+                    output[b, t] = attended @ weights["output"]
+                for j in range(len(compressed), len(rows)):
+                    used[j - len(compressed)].append(shares[j])
+            if len(tokens) < SEGMENT:
+                break
+            memory += [(x[b, t], real[b, t]) for t in tokens]
+            if len(memory) > layer.memory_length:
+                old, memory = memory[:SEGMENT], memory[SEGMENT:]
+                if layer.compression == "most_used":
+                    new = most_used(old, used)
+                else:
+                    groups = [old[i : i + RATE] for i in range(0, SEGMENT, RATE)]
+                    new = [compress(layer, group) for group in groups]
+                used = used[SEGMENT:]
+                compressed = (compressed + new)[-layer.compressed_length :]
+                errors += [
+                    contents(weights, x[b, t], old) - contents(weights, x[b, t], new)
+                    for t in tokens
+                    if real[b, t] and any(is_real for _, is_real in old)
+                ]
+    return output, np.mean(np.square(errors))
+
+
+def padded_text():
+    real = helpers.tail_mask(LENGTH, LENGTH, 17)
+    real[0, [1, 4, 5]] = False  # a group is padding, and a part of one
+    return helpers.normal(BATCH, LENGTH, DIM, seed=1), real
+
+
+CASES = {
+    "convolution": {},
+    "longer memory": {"memory_length": 8, "compressed_length": 1},
+    "mean pooling": {"compression": "mean_pooling"},
+    "max pooling": {"compression": "max_pooling"},
+    "most used": {"compression": "most_used", "compressed_length": 3},
+    "most used later": {"compression": "most_used", "memory_length": 8},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_oracle(name):
+    layer, (x, real) = built(reconstruction_weight=0.5, **CASES[name]), padded_text()
+    output, losses = golden_cases.run(layer, x, mask=real, training=True)
+    expected, loss = oracle(layer, x, real)
+    golden_cases.assert_close(output[real], expected[real], 1e-5)
+    assert loss > 0.01
+    statistic = golden_cases.to_numpy(layer.statistics["reconstruction_loss"])
+    golden_cases.assert_close(statistic, loss, 1e-4)
+    learns = layer.compression == "convolution"
+    golden_cases.assert_close(losses, [0.5 * loss] if learns else [], 1e-4)
+
+
+@pytest.mark.parametrize(
+    "compression, sizes",
+    [
+        ("convolution", [3, 1, 8, 2, 2, 4, 2]),
+        ("most_used", [1] * LENGTH),
+    ],
+)
+def test_pieces_of_a_text_equal_whole_segments(compression, sizes):
+    layer, (x, real) = built(compression), padded_text()
+    whole, _ = golden_cases.run(layer, x, mask=real)
+    output, state = xl.in_pieces(layer, x, real, sizes, layer.make_state(BATCH))
+    golden_cases.assert_close(output[real], whole[real], 1e-5)
+    np.testing.assert_array_equal(state["position"], LENGTH % SEGMENT)
+
+
+def test_a_state_may_have_longer_memories():
+    layer, (x, real) = built(), padded_text()
+    state = layer.make_state(BATCH, memory_length=8, compressed_length=9)
+    output, _ = xl.in_pieces(layer, x, real, [20, 2], state)
+    longer = built(memory_length=8, compressed_length=9)
+    expected, _ = golden_cases.run(longer, x, mask=real)
+    golden_cases.assert_close(output[real], expected[real], 1e-5)
+
+
+def test_with_a_memory_of_all_before_it_is_transformer_xl():
+    layer, plain = built(memory_length=24), xl.built()
+    for name, weight in {w.path.split("/", 1)[1]: w for w in plain.weights}.items():
+        (same,) = (w for w in layer.weights if w.path.split("/", 1)[1] == name)
+        weight.assign(same)
+    x, real = padded_text()
+    expected, _ = golden_cases.run(plain, x, mask=real)
+    output, _ = golden_cases.run(layer, x, mask=real)
+    golden_cases.assert_close(output[real], expected[real], 1e-5)
+
+
+def test_the_loss_reaches_the_compression_alone():
+    layer, (x, real) = built(), padded_text()
+    options = {"inputs": x, "mask": real, "training": True}
+    own = golden_cases.gradients(
+        layer, lambda output, losses: sum(losses), options, wrt=("inputs",)
+    )
+    task = golden_cases.gradients(
+        layer, lambda output, losses: ops.sum(output**2), options, wrt=("inputs",)
+    )
+    assert not np.any(own.inputs["inputs"])
+    for path in own.variables:
+        gradients = [result.variables[path] for result in (own, task)]
+        has_some = [g is not None and np.any(g != 0) for g in gradients]
+        assert has_some == ([True, False] if "compression" in path else [False, True])
+
+
+def test_no_gradient_flows_into_the_memories():
+    # The first tokens are compressed by then.
+    xl.assert_memory_is_read_without_gradient(built(), LENGTH, 12)
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_no_leak_and_no_padding(compression):
+    xl.assert_no_leak_and_no_padding(built(compression), LENGTH)
+
+
+def backbone(**options):
+    sizes = {"segment_length": SEGMENT, "memory_length": 4, "compressed_length": 6}
+    cls = zoo.CompressiveTransformerBackbone
+    return xl.backbone(cls, compression_rate=RATE, **sizes, **options)
+
+
+@pytest.mark.parametrize("has_side", xl.SIDES)
+def test_the_backbone_goes_on_behind_a_state(has_side):
+    """Routed heads beside those with memories read the memories, too."""
+    length, side = 15, xl.side_attention() if has_side else None
+    model, ids = backbone(side_attention=side), xl.token_ids(length)
+    whole, _ = golden_cases.run(model, ids)
+    real, sizes = np.ones((BATCH, length), "bool"), [8, 4, 2, 1]
+    output, _ = xl.in_pieces(model, ids, real, sizes, model.make_state(BATCH))
+    golden_cases.assert_close(output, whole, 1e-4)
+    _, losses = golden_cases.run(model, ids, training=True)
+    # Of each block; and of its routed heads in each segment.
+    assert len(losses) == 2 + (2 * 4 if has_side else 0)
+
+
+def test_survives_saving(tmp_path):
+    options = {"compression_rate": RATE, "reconstruction_weight": 0.5, "dropout": 0.1}
+    layer = zoo.CompressiveAttention(2, 3, SEGMENT, 4, 6, **options)
+    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, LENGTH, DIM))
+    options |= {"compression": "most_used", "key_dim": 3}
+    model = zoo.CompressiveTransformerBackbone(
+        *(xl.VOCABULARY, 2, 2, 8, 6, SEGMENT, 4, 6), **options
+    )
+    helpers.assert_survives_saving(model, tmp_path, xl.token_ids(LENGTH))
+
+
+@pytest.mark.thorough
+def test_trains(compiled):
+    xl.assert_trains(backbone(dropout=0.1), 16)
+
+
+def test_half_precision():
+    xl.assert_half_precision(built, 20, training=True)
+
+
+def continued(length, **state):
+    layer = built()
+    return layer(np.ones((2, length, DIM)), state=layer.make_state(2) | state)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: built(segment_length=0), "`segment_length` must be a positive"),
+        (lambda: built(memory_length=6), "`memory_length` must be a multiple"),
+        (lambda: built(compression_rate=3), "must be a multiple of `compression_rate`"),
+        (lambda: built(compressed_length=0), "`compressed_length` must be a positive"),
+        (lambda: built(same_length=True), "`same_length` must be False"),
+        (lambda: built("mean"), "`compression` must be one of 'convolution'"),
+        (lambda: built(reconstruction_weight=-1), "`reconstruction_weight` must be"),
+        (lambda: built().make_state(1, 6), "`memory_length` must be a multiple"),
+        (lambda: built().make_state(1, 4, 0), "`compressed_length` must be a positive"),
+        (lambda: continued(6), "must be whole segments, or a part"),
+        (lambda: continued(4, position=np.ones(2, "int32")), "length=4 at position 1"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,286 @@
+"""Tests of Transformer-XL, against loops over queries and distances in NumPy."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, LENGTH, DIM, HEADS, KEY = 2, 12, 5, 2, 4
+VOCABULARY = 11
+ON_JAX = keras.backend.backend() == "jax"
+# Routed heads beside those with a memory take JAX long to compile.
+SIDES = [False, pytest.param(True, marks=[pytest.mark.thorough] if ON_JAX else [])]
+
+
+@pytest.fixture(autouse=True)
+def eager_calls(eager):
+    """Each layer is called a few times."""
+
+
+def built(memory_length=6, cls=zoo.TransformerXLAttention, **options):
+    options = {"kernel_initializer": "zeros", "memory_length": memory_length, **options}
+    layer = cls(HEADS, KEY, **options)
+    layer.build((None, None, DIM))
+    helpers.randomize(layer)
+    return layer
+
+
+def weights_of(layer):
+    """Kernels by projection, `[dim, heads, key_dim]`, and biases, in float64."""
+    found = {}
+    for name in ("query", "key", "value", "position"):
+        kernel = golden_cases.to_numpy(getattr(layer, f"{name}_dense").kernel)
+        found[name] = kernel.astype("float64").reshape(DIM, HEADS, KEY)
+    for name in ("content_bias", "position_bias"):
+        found[name] = golden_cases.to_numpy(getattr(layer, name))[:, 0]
+    found["output"] = golden_cases.to_numpy(layer.output_dense.kernel)
+    return found
+
+
+def sinusoid(distance):
+    half = (DIM + 1) // 2
+    angles = [distance / 10000 ** (i / half) for i in range(half)]
+    return np.array([*np.sin(angles), *np.cos(angles)])[:DIM]
+
+
+def read(weights, x, rows):
+    """The heads of one query read a list of pairs of distances and vectors.
+
+    Returns what they read, and the sums over the heads of the weights of the rows.
+    """
+    outputs, used = [], 0
+    for head in range(HEADS):
+        query, logits = x @ weights["query"][:, head], []
+        for distance, row in rows:
+            position = sinusoid(distance) @ weights["position"][:, head]
+            key = row @ weights["key"][:, head]
+            logit = (query + weights["content_bias"][head]) @ key
+            logits.append(logit + (query + weights["position_bias"][head]) @ position)
+        shares = np.exp((np.array(logits) - max(logits)) / KEY**0.5)
+        shares /= shares.sum()
+        used = used + shares
+        values = np.array([row @ weights["value"][:, head] for _, row in rows])
+        outputs.append(shares @ values)
+    return np.concatenate(outputs), used
+
+
+def oracle(layer, x, real, first_seen):
+    """The query at each position t sees the positions from `first_seen(t)` to t."""
+    weights, output = weights_of(layer), np.zeros(x.shape)
+    for b, t in np.argwhere(real):
+        seen = [j for j in range(max(first_seen(t), 0), t + 1) if real[b, j]]
+        rows = [(t - j, x[b, j]) for j in seen]
+        output[b, t] = read(weights, x[b, t], rows)[0] @ weights["output"]
+    return output
+
+
+def in_pieces(layer, x, real, sizes, state):
+    """Calls with a state, for pieces of these sizes; returns outputs and the state."""
+
+    def call(x, real, state):
+        if len(x.shape) == 2:
+            return layer({"token_ids": x, "padding_mask": real}, state=state)
+        return layer(x, mask=real, state=state)
+
+    call, outputs, start = helpers.compiled(call, jit_compile=None), [], 0
+    for size in sizes:
+        piece = slice(start, start + size)
+        output, state = call(x[:, piece], real[:, piece], state)
+        outputs.append(output)
+        start += size
+    return np.concatenate(outputs, axis=1), state
+
+
+def border(segment, memory):
+    """What a token of a segment sees first."""
+    return lambda t: t // segment * segment - memory
+
+
+CASES = {
+    "one segment": ({}, None, lambda t: 0),
+    "segments": ({"segment_length": 4}, None, border(4, 6)),
+    "a short memory": ({"segment_length": 5, "memory_length": 3}, None, border(5, 3)),
+    "same length": ({"segment_length": 4, "same_length": True}, None, lambda t: t - 6),
+    # In pieces, with a memory of 6 in place of 3.
+    "segments as pieces": ({}, [4, 4, 4], border(4, 6)),
+    "any pieces": ({"same_length": True}, [5, 1, 2, 4], lambda t: t - 6),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_the_oracle(name):
+    options, sizes, first_seen = CASES[name]
+    x, real = helpers.normal(BATCH, LENGTH, DIM, seed=1), np.ones((2, LENGTH), "bool")
+    real[1, 9:] = real[0, 3] = False
+    if sizes is None:
+        layer = built(**options)
+        output, _ = golden_cases.run(layer, x, mask=real)
+    else:
+        layer = built(3, **options)
+        state = layer.make_state(BATCH, memory_length=6)
+        output, state = in_pieces(layer, x, real, sizes, state)
+        np.testing.assert_array_equal(state["memory_mask"], real[:, -6:])
+    expected = oracle(layer, x, real, first_seen)
+    golden_cases.assert_close(output[real], expected[real], 1e-5)
+
+
+def assert_no_leak_and_no_padding(layer, length):
+    """No later token changes an earlier output, and padding changes nothing."""
+    x, real = helpers.normal(BATCH, length, DIM), helpers.tail_mask(length, length, 9)
+    real[0, 2] = False
+    before, losses = golden_cases.run(layer, x, mask=real, training=True)
+    assert np.all(np.isfinite(before))
+    for position in (3, 9):
+        changed = x.copy()
+        changed[:, position:] = helpers.normal(BATCH, length - position, DIM, seed=3)
+        after, _ = golden_cases.run(layer, changed, mask=real, training=True)
+        np.testing.assert_array_equal(after[:, :position], before[:, :position])
+        assert np.any(after[:, position:] != before[:, position:])
+    spoilt = np.where(real[..., None], x, np.nan).astype("float32")
+    after, after_losses = golden_cases.run(layer, spoilt, mask=real, training=True)
+    np.testing.assert_array_equal(after[real], before[real])
+    np.testing.assert_array_equal(after_losses, losses)
+
+
+def test_no_leak_and_no_padding():
+    assert_no_leak_and_no_padding(built(segment_length=4), LENGTH)
+
+
+def assert_memory_is_read_without_gradient(layer, length, first):
+    """A segment of 4 from `first` on reads the first tokens, and no gradient flows."""
+    x, segment = helpers.normal(BATCH, length, DIM), slice(first, first + 4)
+
+    def objective(output, losses):
+        return ops.sum(output[:, segment] ** 2)
+
+    result = golden_cases.gradients(layer, objective, {"inputs": x}, wrt=("inputs",))
+    gradient = result.inputs["inputs"]
+    np.testing.assert_array_equal(gradient[:, :first], 0)
+    assert np.all(gradient[:, segment] != 0)
+    x[:, :4] += 1
+    after, _ = golden_cases.run(layer, x)
+    before = result.outputs
+    assert np.all(np.any(after[:, segment] != before[:, segment], axis=(1, 2)))
+
+
+def test_no_gradient_flows_into_the_memory():
+    assert_memory_is_read_without_gradient(built(segment_length=4), LENGTH, 4)
+
+
+def side_attention():
+    routed = layers.RoutedHeads(2, 3, 4, key_shift=1)
+    return layers.MixedAttention([routed, layers.SlidingHeads(1, 3)], key_dim=3)
+
+
+def backbone(cls=zoo.TransformerXLBackbone, **options):
+    model = cls(VOCABULARY, 2, HEADS, 8, 6, **{"memory_length": LENGTH, **options})
+    helpers.randomize(model)
+    model.set_weights([0.3 * weight for weight in model.get_weights()])
+    return model
+
+
+def token_ids(length=LENGTH):
+    ids = np.random.default_rng(0).integers(0, VOCABULARY, (BATCH, length))
+    return ids.astype("int32")
+
+
+@pytest.mark.parametrize("norm_position", ["post", "pre"])
+@pytest.mark.parametrize("has_side", SIDES)
+def test_pieces_of_a_text_equal_the_whole(norm_position, has_side):
+    """With a memory of all tokens before; routed heads beside it read it, too."""
+    side = side_attention() if has_side else None
+    model = backbone(norm_position=norm_position, side_attention=side)
+    ids, real = token_ids(), helpers.tail_mask(LENGTH, LENGTH, 9)
+    inputs = {"token_ids": ids, "padding_mask": real}
+    whole, _ = golden_cases.run(model, inputs)
+    outputs, _ = in_pieces(model, ids, real, [1] * LENGTH, model.make_state(BATCH))
+    golden_cases.assert_close(outputs[real], whole[real], 1e-4)
+    assert whole.std() > 0.1
+
+
+@helpers.further_on_jax
+def test_blocks_have_weights_of_their_own():
+    model = backbone(side_attention=side_attention())
+    first, second = (block.attention.side_attention for block in model.blocks)
+    assert first is not second
+    result = golden_cases.gradients(
+        model, lambda output, losses: ops.sum(output**2), {"inputs": token_ids()}
+    )
+    for path, gradient in result.variables.items():
+        assert np.any(gradient != 0), path
+
+
+def test_survives_saving(tmp_path):
+    options = {"segment_length": 4, "dropout": 0.1, "same_length": True}
+    layer = zoo.TransformerXLAttention(2, 3, 6, **options)
+    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 8, DIM))
+    options |= {"norm_position": "pre"}
+    options |= {} if ON_JAX else {"side_attention": side_attention()}
+    model = zoo.TransformerXLBackbone(9, 2, 2, 8, 6, 6, **options)
+    helpers.assert_survives_saving(model, tmp_path, token_ids(8) % 9)
+
+
+def assert_trains(model, length):
+    """Fails unless `fit` with compiled steps lowers the loss."""
+    ids = keras.Input((length,), dtype="int32")
+    lm = keras.Model(ids, keras.layers.Dense(VOCABULARY)(model(ids)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    lm.compile(keras.optimizers.Adam(0.01), loss, jit_compile=True)
+    x = token_ids(length)
+    history = lm.fit(x, np.roll(x, -1, axis=1), epochs=8, verbose=0).history["loss"]
+    assert history[-1] < 0.9 * history[0]
+
+
+@pytest.mark.thorough
+def test_trains(compiled):
+    assert_trains(backbone(segment_length=4, dropout=0.1), LENGTH)
+
+
+def assert_half_precision(make, length, **options):
+    exact, half = make(), make(dtype="mixed_bfloat16")
+    weights, outputs = [0.3 * w for w in exact.get_weights()], []
+    for layer in (exact, half):
+        layer.set_weights(weights)
+        state = layer.make_state(BATCH)
+        options["state"] = golden_cases.to_numpy(state)
+        x = helpers.normal(BATCH, length, DIM)
+        (output, _), _ = golden_cases.run(layer, x, **options)
+        outputs.append(np.asarray(output, "float32"))
+    golden_cases.assert_close(outputs[1], outputs[0], 0.05)
+    assert keras.backend.standardize_dtype(state["memory"].dtype) == "bfloat16"
+
+
+def test_half_precision():
+    assert_half_precision(built, LENGTH)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: built(0), "`memory_length` must be a positive integer"),
+        (lambda: built(segment_length=0), "`segment_length` must be a positive"),
+        (lambda: built(same_length=2), "`same_length` must be one of False, True"),
+        (lambda: built(side_attention="full"), "must be a `MixedAttention` or"),
+        (lambda: built().make_state(0), "`batch_size` must be a positive integer"),
+        (lambda: built().make_state(1, 2.0), "`memory_length` must be a positive"),
+        (
+            lambda: zoo.TransformerXLAttention(1, 2, 3)(np.ones((2, 3))),
+            "with a known dim",
+        ),
+        (lambda: zoo.TransformerXLAttention(1, 2, 3).make_state(1), "that is built"),
+        (
+            lambda: built()(np.ones((2, 3, DIM)), state=built().make_state(3)),
+            "`state` must be what `make_state`",
+        ),
+        (lambda: backbone(norm_position="both"), "`norm_position` must be one of"),
+        (lambda: zoo.TransformerXLBackbone(9, 1, 3, 8, 4, 4), "must divide the size"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

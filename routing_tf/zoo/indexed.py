@@ -104,10 +104,9 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
     State (float32): `training_steps`, and `indexer_loss`, the last loss without its
     weight. Both move if `training=True` and the layer is trainable.
 
-    As in DeepSeek's code, half of the entries of `q` and `k` are turned by positions,
-    and `w` is scaled by `(num_indexer_heads * indexer_dim)**-0.5`. Its layer
-    normalization and Hadamard transform of queries and keys of the indexer, and its
-    8-bit products, are left out.
+    As in DeepSeek's code, `w` is scaled by `(num_indexer_heads * indexer_dim)**-0.5`.
+    Its layer normalization and Hadamard transform of queries and keys of the indexer,
+    and its 8-bit products, are left out.
 
     Args:
         num_heads: number of heads in the group.
@@ -117,7 +116,8 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         indexer_dim: size of a query or key of the indexer. Defaults to 32.
         indexer_rotary_dim: number of first entries of the indexer's queries and keys
             that are turned by the positions of their tokens, so that scores may depend
-            on distances; 0 for content alone. Defaults to 16.
+            on distances: half of them in DeepSeek's code. Defaults to 0, for content
+            alone.
         warm_up_steps: number of training steps in which queries attend to all visible
             tokens. Defaults to 1000.
         indexer_loss_weight: factor of the loss of the indexer. Defaults to 1.0.
@@ -169,7 +169,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         num_selected=256,
         num_indexer_heads=4,
         indexer_dim=32,
-        indexer_rotary_dim=16,
+        indexer_rotary_dim=0,
         warm_up_steps=1000,
         indexer_loss_weight=1.0,
         gather_length=None,

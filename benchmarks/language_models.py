@@ -10,7 +10,7 @@ from routing_tf.models.compiled import compiled
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.training import engines
-from routing_tf.training.step import TrainingStep
+from routing_tf.training.engines.step import TrainingStep
 
 ROUTINGS = {
     "expert choice": "expert_choice",

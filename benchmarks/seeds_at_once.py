@@ -29,7 +29,7 @@ from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.training import evaluation
 from routing_tf.training import run_config
 from routing_tf.training.engines.jax_engine import one_step
-from routing_tf.training.step import TrainingStep
+from routing_tf.training.engines.step import TrainingStep
 
 PRESET = "python_small"
 

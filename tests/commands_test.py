@@ -21,7 +21,6 @@ from routing_tf.generation import pictures
 from routing_tf.generation import texts
 from routing_tf.layers.heads import routed
 from routing_tf.models import build
-from routing_tf.problems import arguments
 from routing_tf.training import engines
 from routing_tf.training import trainer
 
@@ -125,7 +124,6 @@ def test_flags_are_read_before_anything_slow_is_imported(
 
 def test_copies_equal_what_they_are_copies_of():
     owned = {
-        "SPLITS": arguments.SPLITS,
         "ROUTING_SCOPES": routed.ROUTING_SCOPES,
         "PRECISIONS": tuple(build.POLICIES),
         "STRATEGIES": engines.STRATEGIES,

@@ -6,9 +6,9 @@ import pytest
 from keras import ops
 
 from routing_tf.training import engines
-from routing_tf.training.step import Report
-from routing_tf.training.step import TrainingStep
-from routing_tf.training.step import split_batch
+from routing_tf.training.engines.step import Report
+from routing_tf.training.engines.step import TrainingStep
+from routing_tf.training.engines.step import split_batch
 from tests.engines import small_runs
 from tests.models import small_models
 

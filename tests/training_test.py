@@ -13,9 +13,9 @@ from routing_tf import models
 from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import training
+from routing_tf.files.splits import SPLITS
 from routing_tf.models.release import conversion
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training import engines
@@ -23,7 +23,7 @@ from routing_tf.training import evaluation
 from routing_tf.training import loading
 from routing_tf.training import run_config
 from routing_tf.training import run_folder
-from routing_tf.training.step import Report
+from routing_tf.training.engines.step import Report
 from tests import golden_cases
 from tests import small_problems as small_problems
 from tests.small_problems import interrupted

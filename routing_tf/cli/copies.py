@@ -3,7 +3,6 @@
 Importing the originals takes seconds, because it imports TensorFlow.
 """
 
-SPLITS = ("train", "validation", "test")
 ROUTING_SCOPES = ("full", "prefix")
 PRECISIONS = ("float32", "bfloat16", "float16")
 STRATEGIES = ("one", "mirrored", "multi_worker", "tpu")

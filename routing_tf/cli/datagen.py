@@ -17,8 +17,8 @@ import sys
 from absl import flags
 
 from routing_tf.cli import commands
-from routing_tf.cli.copies import SPLITS
 from routing_tf.files.folders import make_folder
+from routing_tf.files.splits import SPLITS
 
 FLAGS = {
     **commands.BACKEND,

@@ -20,8 +20,8 @@ from absl import flags
 
 from routing_tf.cli import commands
 from routing_tf.cli.copies import ROUTING_SCOPES
-from routing_tf.cli.copies import SPLITS
 from routing_tf.files import named_files
+from routing_tf.files.splits import SPLITS
 
 FLAGS = {
     **commands.BACKEND,

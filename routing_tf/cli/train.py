@@ -32,9 +32,10 @@ from absl import flags
 from routing_tf.cli import commands
 from routing_tf.cli import copies
 from routing_tf.cli import known_names
+from routing_tf.files.splits import SPLITS
 
 # The flags of splits, and the splits of a problem.
-SPLITS = {"train_split": "train", "eval_split": "validation"}
+OF_FLAGS = {"train_split": "train", "eval_split": "validation"}
 HPARAMS = "\n".join(
     f"{subject}: {', '.join(names)}."
     for subject, names in known_names.HYPERPARAMETERS.items()
@@ -57,12 +58,12 @@ FLAGS = {
     **commands.DATA,
     "train_split": commands.choice(
         None,
-        copies.SPLITS,
+        SPLITS,
         "Split of the data to train on. Default: that of the problem, train.",
     ),
     "eval_split": commands.choice(
         None,
-        copies.SPLITS,
+        SPLITS,
         "Split that is scored during training and at the end. Default: that of the "
         "problem, validation.",
     ),
@@ -184,7 +185,7 @@ def configure(options):
     earlier = run_config.RunConfig.load(options.model_dir)
     problem_fields = commands.problem_fields(options, earlier)
     problem_options = problem_fields["problem_options"]
-    for split, default in SPLITS.items():
+    for split, default in OF_FLAGS.items():
         value = options[split].value
         if value is not None and value != problem_options.get(split, default):
             problem_options[split] = value

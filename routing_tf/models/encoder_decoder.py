@@ -5,7 +5,9 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.support.keras_internals import declare_call_argument
+from routing_tf.models import packed_documents
 from routing_tf.models import stack
+from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.preset_backbone import hyperparameters_of_kind
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
@@ -29,6 +31,11 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
     With `encoder_inputs="embeddings"` (the release), the dict contains
     `encoder_embeddings` `<float>[batch, input length, hidden_dim]` instead of ids and
     mask of the encoder; rows of zeros are padding.
+
+    The dict may also contain `encoder_segment_ids` `<int32>[batch, input length]` and
+    `decoder_segment_ids` `<int32>[batch, length]`, both or none, for rows that pack
+    several pairs: no token sees another segment of its own sequence, and the decoder
+    sees the segment of the encoder with the same id, see `layers.MixedAttention`.
 
     Local heads pair each block of the decoder with a block of the encoder's output, so
     the lengths of both inputs, including padding, decide which tokens meet.
@@ -78,6 +85,8 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
         for name in preset_names("seq2seq")
     }
 
+    segment_names = packed_documents.OF_PAIR
+
     def __init__(self, hyperparameters, dtype=None, **kwargs):
         h = hyperparameters_of_kind("seq2seq", hyperparameters)
         # === Layers ===
@@ -101,7 +110,23 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
             *self.encode(inputs),
         )
         super().__init__(inputs=inputs, outputs=outputs, dtype=dtype, **kwargs)
-        declare_call_argument(self, "routing_scope")
+        declare_call_argument(self, "routing_scope", "segment_ids")
+
+    def call(self, inputs, training=None, mask=None, segment_ids=None, **kwargs):
+        inputs, own_ids = without_segment_ids(inputs, self.segment_names)
+        segment_ids = segment_ids if own_ids is None else own_ids
+        if segment_ids is None:
+            return super().call(inputs, training=training, mask=mask, **kwargs)
+        # The layers of a functional model would all get the same ids.
+        decoder_ids, encoder_ids = segment_ids
+        memory = self.encode({**inputs, "encoder_segment_ids": encoder_ids})
+        return self.decode(
+            inputs["decoder_token_ids"],
+            ops.cast(inputs["decoder_padding_mask"], "bool"),
+            *memory,
+            segment_ids=decoder_ids,
+            memory_segment_ids=encoder_ids,
+        )
 
     def encode(self, inputs):
         """Applies the encoder.
@@ -120,10 +145,14 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
         else:
             x = inputs["encoder_token_ids"]
             mask = ops.cast(inputs["encoder_padding_mask"], "bool")
+        segments = {}
+        if "encoder_segment_ids" in inputs:
+            segments["segment_ids"] = inputs["encoder_segment_ids"]
         for layer in self.encoder_embedding_layers:
-            x = layer(x)
+            has_places = isinstance(layer, layers.TimingSignal)
+            x = layer(x, **segments) if has_places else layer(x)
         for block in self.encoder_blocks:
-            x = block(x, padding_mask=mask)
+            x = block(x, padding_mask=mask, **segments)
         if self.encoder_final_norm is not None:
             x = self.encoder_final_norm(x)
         return x, mask
@@ -168,7 +197,11 @@ def _encoder_embedding_layers(hyperparameters, policy):
             )
         )
     if h.timing_signal:
-        made.append(layers.TimingSignal(name="encoder_timing_signal", dtype=policy))
+        made.append(
+            layers.TimingSignal(
+                restart=h.restart_positions, name="encoder_timing_signal", dtype=policy
+            )
+        )
     if h.residual_dropout:
         made.append(stack.dropout(h.residual_dropout, "encoder_input_dropout", policy))
     return made

@@ -296,7 +296,7 @@ def _check_factorized(h):
 
 
 def _check_restart(h):
-    if h.restart_positions and h.kind != "text":
+    if h.restart_positions and h.kind == "image":
         raise ValueError(
             "`restart_positions` is only for texts, whose rows may pack documents. "
             f"Received: restart_positions=True with kind={h.kind!r}. Leave it out"

@@ -154,8 +154,8 @@ class ModelConfig:
             their size.
         timing_signal: whether sinusoidal positions are added to the embeddings.
         restart_positions: whether the positions of `timing_signal` and
-            `coordinate_embeddings` restart in each document of packed rows, given by
-            the `segment_ids` of a text model.
+            `coordinate_embeddings` restart in each document of packed rows, which the
+            segment ids among the inputs of a text model tell apart.
         num_key_value_heads: heads of keys and values of each attention layer, see
             `MixedAttention`; None for as many as query heads. Needs
             `share_query_key=False` if there are heads with clusters.

@@ -1,18 +1,35 @@
 """Optional ids of packed documents among the inputs of a model."""
 
-SEGMENT_IDS = "segment_ids"
+OF_TEXT = ("segment_ids",)
+# In the order of attention to another sequence: of query, of value.
+OF_PAIR = ("decoder_segment_ids", "encoder_segment_ids")
+NAMES = OF_TEXT + OF_PAIR
 
 
-def without_segment_ids(inputs):
+def without_segment_ids(inputs, names=OF_TEXT):
     """Returns inputs without segment ids, and these ids; None if there are none.
 
     Args:
         inputs: dict of tensors; other inputs have no such ids.
+        names: the names of the ids that the model takes. If it takes several, they come
+            together, and the ids are a tuple in this order.
+
+    Raises:
+        ValueError: if there are ids of other names, or only one of a pair.
     """
-    if not isinstance(inputs, dict) or SEGMENT_IDS not in inputs:
+    found = [name for name in NAMES if isinstance(inputs, dict) and name in inputs]
+    if not found:
         return inputs, None
-    others = {name: x for name, x in inputs.items() if name != SEGMENT_IDS}
-    return others, inputs[SEGMENT_IDS]
+    if set(found) != set(names):
+        raise ValueError(
+            "The segment ids of packed documents must be "
+            f"{' and '.join(f'`{name}`' for name in names)}. Received: "
+            f"{', '.join(found)}. A model with an encoder takes `decoder_segment_ids` "
+            "and `encoder_segment_ids`, another one `segment_ids`"
+        )
+    others = {name: x for name, x in inputs.items() if name not in names}
+    ids = tuple(inputs[name] for name in names)
+    return others, ids if len(ids) > 1 else ids[0]
 
 
 def inputs_of(model, batch):
@@ -22,5 +39,5 @@ def inputs_of(model, batch):
         model: a functional model whose inputs are a dict.
         batch: dict of tensors or arrays.
     """
-    names = [*model.input, *(name for name in (SEGMENT_IDS,) if name in batch)]
+    names = [*model.input, *(name for name in NAMES if name in batch)]
     return {name: batch[name] for name in names}

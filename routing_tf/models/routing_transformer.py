@@ -8,6 +8,7 @@ from routing_tf.layers.blocks.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.segments import offsets_behind
 from routing_tf.layers.support.validation import is_integer
+from routing_tf.models import packed_documents
 from routing_tf.models import stack
 from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.preset_backbone import PresetBackbone
@@ -15,9 +16,17 @@ from routing_tf.models.preset_backbone import hyperparameters_of_kind
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
 
+_LAYERS_OF_PLACES = layers.TimingSignal, layers.GridEmbedding
+
 
 class TextBackbone(PresetBackbone):
-    """The common part of text models with and without an encoder: the decoder."""
+    """The common part of text models with and without an encoder: the decoder.
+
+    Attributes:
+        segment_names: names of the optional inputs with the ids of packed documents.
+    """
+
+    segment_names = packed_documents.OF_TEXT
 
     @property
     def token_embedding(self):
@@ -94,8 +103,8 @@ class TextBackbone(PresetBackbone):
                 offset = 0 if starts_anew else behind
         x = token_ids
         for layer in self.embedding_layers:
-            moves = isinstance(layer, (layers.TimingSignal, layers.GridEmbedding))
-            x = layer(x, offset=offset, **segments) if moves else layer(x)
+            has_places = isinstance(layer, _LAYERS_OF_PLACES)
+            x = layer(x, offset=offset, **segments) if has_places else layer(x)
         caches = []
         for block, block_cache in zip(self.blocks, cache, strict=True):
             x, block_cache = block(
@@ -117,6 +126,8 @@ class TextBackbone(PresetBackbone):
         memory_mask=None,
         layer_intercept_fn=None,
         routing_scope=None,
+        segment_ids=None,
+        memory_segment_ids=None,
     ):
         """Applies the decoder.
 
@@ -132,23 +143,33 @@ class TextBackbone(PresetBackbone):
                 output of a block. None (the default) to change nothing.
             routing_scope: the tokens that compete in expert choice, see
                 `MixedAttention`; None (the default) for that of the call around it.
+            segment_ids: `<int32>[batch, length]`, ids of packed documents, see
+                `MixedAttention`; None (the default) for those of the call around it.
+            memory_segment_ids: `<int32>[batch, memory length]`, the same for `memory`.
 
         Returns:
             `<float>[batch, length, hidden_dim]`, cut to `truncate_length`.
         """
         intercept = layer_intercept_fn or (lambda x, index: x)
-        scope = {} if routing_scope is None else {"routing_scope": routing_scope}
+        options = {} if routing_scope is None else {"routing_scope": routing_scope}
         limit = self.hyperparameters.truncate_length
-        x, mask = token_ids, padding_mask
+        x, mask, segments = token_ids, padding_mask, {}
+        if segment_ids is not None:
+            segments["segment_ids"] = segment_ids[:, :limit]
+            options |= {**segments, "memory_segment_ids": memory_segment_ids}
         if limit is not None:
             x, mask = x[:, :limit], mask[:, :limit]
         for layer in self.embedding_layers:
-            x = layer(x)
+            x = (
+                layer(x, **segments)
+                if isinstance(layer, _LAYERS_OF_PLACES)
+                else layer(x)
+            )
             if layer is self.token_embedding:
                 x = intercept(x, -1)
         for index, block in enumerate(self.blocks):
             x = block(
-                x, memory=memory, padding_mask=mask, memory_mask=memory_mask, **scope
+                x, memory=memory, padding_mask=mask, memory_mask=memory_mask, **options
             )
             x = intercept(x, index)
         return x if self.final_norm is None else self.final_norm(x)

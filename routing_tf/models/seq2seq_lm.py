@@ -80,7 +80,8 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
 
     Called with the inputs of its backbone it returns the logits of the decoder's next
     token, `<float>[batch, length, vocabulary_size]`. `losses` holds the clustering
-    losses.
+    losses. `encoder_segment_ids` and `decoder_segment_ids` are optional, for rows that
+    pack several pairs of texts.
 
     With `routing="expert_choice"`, logits of one pass may depend on later tokens of the
     decoder, see `RoutingTransformerCausalLM`. The same holds for attention to the
@@ -122,14 +123,6 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
     backbone_cls = RoutingTransformerEncoderDecoder
     preprocessor_cls = RoutingTransformerSeq2SeqLMPreprocessor
     presets = RoutingTransformerEncoderDecoder.presets
-
-    def check_takes_segments(self):
-        raise ValueError(
-            "`segment_ids` cannot be used with `RoutingTransformerSeq2SeqLM`, whose "
-            "two sequences need separate ids. Received: inputs with `segment_ids`. "
-            "Give one pair of texts in each row, or call `layers.TransformerBlock`, "
-            "which takes both"
-        )
 
     def generate(
         self, inputs, max_length=None, stop_token_ids="auto", strip_prompt=False

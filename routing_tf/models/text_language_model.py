@@ -50,15 +50,12 @@ class TextLanguageModel(Exportable):
         declare_call_argument(self, "routing_scope", "segment_ids")
 
     def call(self, inputs, training=None, mask=None, **kwargs):
-        inputs, segment_ids = without_segment_ids(inputs)
+        names = self.backbone.segment_names
+        inputs, segment_ids = without_segment_ids(inputs, names)
         if segment_ids is not None:
-            self.check_takes_segments()
-            mask, _ = without_segment_ids(mask)
+            mask, _ = without_segment_ids(mask, names)
             kwargs["segment_ids"] = segment_ids
         return super().call(inputs, training=training, mask=mask, **kwargs)
-
-    def check_takes_segments(self):
-        """Raises a `ValueError` if the model cannot have `segment_ids`."""
 
     def get_config(self):
         config = super().get_config()
@@ -103,11 +100,12 @@ class TextLanguageModel(Exportable):
         if preprocessing.holds_nothing(self, inputs):
             return []
         sample = getattr(inputs, "element_spec", inputs)
-        if without_segment_ids(sample)[1] is not None:
+        names = self.backbone.segment_names
+        if without_segment_ids(sample, names)[1] is not None:
             raise ValueError(
-                "`segment_ids` cannot be used with `generate`, which continues one "
-                "document in each row. Received: inputs with `segment_ids`. Give each "
-                "prompt a row, or call `call_with_cache`, which takes them"
+                f"`{names[0]}` cannot be used with `generate`, which continues one "
+                f"document in each row. Received: inputs with {', '.join(names)}. Give "
+                "each prompt a row and leave them out"
             )
         if not preprocessing.takes(self, sample):
             if self.preprocessor is None:

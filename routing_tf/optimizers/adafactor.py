@@ -5,6 +5,7 @@ import numbers
 import keras
 from keras import ops
 
+from routing_tf.layers.support.keras_internals import index_of
 from routing_tf.layers.support.validation import check_choice
 
 DECAY_TYPES = ("pow", "adam")
@@ -113,7 +114,7 @@ class Adafactor(keras.optimizers.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         """Moves `variable` and its slots by one step."""
-        slots = self._slots[self._get_variable_index(variable)]
+        slots = self._slots[index_of(self, variable)]
         value = ops.cast(variable, "float32")
         update = self._normalize(ops.cast(gradient, "float32"), slots)
         if self.clipping_threshold is not None:
@@ -142,7 +143,7 @@ class Adafactor(keras.optimizers.Optimizer):
         }
 
     def _add_slots(self, variable):
-        if self._overwrite_variable_with_gradient(variable):
+        if getattr(variable, "overwrite_with_gradient", False):
             return {}
         shape = tuple(variable.shape)
         if len(shape) >= 2:

@@ -2,9 +2,8 @@
 
 import operator
 
+from routing_tf.files.splits import SPLITS
 from routing_tf.layers.support.validation import check_choice
-
-SPLITS = ("train", "validation", "test")
 
 
 def check_split(split, name="split"):

@@ -5,8 +5,8 @@ import os
 import pathlib
 
 from routing_tf.files.named_files import identity
-from routing_tf.problems.arguments import SPLITS
-from routing_tf.problems.raw_files import file_size
+from routing_tf.files.raw_files import file_size
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems.sources import Source
 
 # Percent of the data in each held-out split.

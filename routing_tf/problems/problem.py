@@ -5,7 +5,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.problems.arguments import SPLITS
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems.arguments import check_split
 from routing_tf.problems.arguments import check_worker
 from routing_tf.problems.arguments import integer_at_least

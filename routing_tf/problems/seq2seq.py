@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import vocabularies
+from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.prepared import PreparedProblem
 from routing_tf.problems.problem import perplexity
 from routing_tf.problems.windows import Tokens
 from routing_tf.problems.windows import Windows
-from routing_tf.problems.windows import read_rows
 from routing_tf.problems.windows import shifted
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
@@ -44,23 +44,66 @@ class Pairs(Tokens):
     def __len__(self):
         return len(self.target_ends if self.kept is None else self.kept)
 
-    def places(self, numbers):
-        """Returns the places of served pairs, as four arrays `<int64>[batch]`.
+    @property
+    def sides(self):
+        """Ids and ends of the sources, and ids and ends of the targets."""
+        return (self.input_ids, self.input_ends), (self.ids, self.target_ends)
 
-        They are starts and lengths of the sources, and starts and lengths of the
-        targets.
+    def places(self, numbers):
+        """Returns starts and ends of the texts of served pairs, for each side.
+
+        From `<int64>[batch]` to pairs of arrays `<int64>[batch]`.
         """
         if self.kept is not None:
             numbers = self.kept[numbers]
-        places = []
-        for ends in (self.input_ends, self.target_ends):
-            starts = np.where(numbers > 0, ends[numbers - 1], 0)
-            places += [starts, ends[numbers] - starts]
-        return places
+        return [
+            (np.where(numbers > 0, ends[numbers - 1], 0), ends[numbers])
+            for _, ends in self.sides
+        ]
+
+    def packed(self, row_lengths):
+        """Packs served pairs, in order, into as few rows as the order allows.
+
+        `row_lengths` are those of sources and of targets; longer texts are cut to them.
+        Returns `<int64>[num_rows, 2]`, the first pair of each row and their number.
+        """
+        limits = []
+        for (starts, ends), length in zip(
+            self.places(np.arange(len(self))), row_lengths
+        ):
+            sizes = np.minimum(ends - starts, length)
+            sums = np.cumsum(sizes)
+            limits.append(np.searchsorted(sums, sums - sizes + length, side="right"))
+        # By the first pair of a row: the first pair of the next one.
+        following, firsts = np.minimum(*limits).tolist(), [0]
+        while firsts[-1] < len(self):
+            firsts.append(following[firsts[-1]])
+        return np.stack([np.array(firsts[:-1], "int64"), np.diff(firsts)], axis=1)
+
+    def rows(self, firsts, counts, row_lengths):
+        """Returns ids and segments of rows of pairs, first of sources, then of targets.
+
+        A row has `counts` pairs from its first one on. Its segments count from 1, and
+        padding has the id and the segment 0. Returns four arrays
+        `<int32>[batch, length]`.
+        """
+        places = [self.places(np.arange(a, a + n)) for a, n in zip(firsts, counts)]
+        found = []
+        for side, (ids, _) in enumerate(self.sides):
+            rows = np.zeros((2, len(places), row_lengths[side]), "int32")
+            for row, place in enumerate(places):
+                end = 0
+                for segment, (start, stop) in enumerate(zip(*place[side]), 1):
+                    text = ids[start : min(stop, start + row_lengths[side])]
+                    here = slice(end, end + len(text))
+                    rows[0, row, here], rows[1, row, here] = text, segment
+                    end += len(text)
+            found += [*rows]
+        return found
 
 
 class Seq2SeqProblem(PreparedProblem):
-    """Pairs of texts for a model with an encoder; a window is one pair.
+    """Pairs of texts for a model with an encoder; a window is one pair or more.
 
     Your own problem returns an iterable of pairs of strings, source and target, from
     `load_split`. A prepared problem returns source and target of an example from
@@ -71,7 +114,9 @@ class Seq2SeqProblem(PreparedProblem):
     Batches are `(inputs, targets, weights)`: `inputs` has "encoder_token_ids" and
     "encoder_padding_mask" `[batch, input_length]`, "decoder_token_ids", the targets
     shifted right by one with a leading 0, and "decoder_padding_mask"
-    `[batch, sequence_length]`.
+    `[batch, sequence_length]`. With `segment_ids`, a window has as many pairs, one
+    after the other, as fit into both lengths; each target is shifted behind a 0 of its
+    own, and `inputs` also has "encoder_segment_ids" and "decoder_segment_ids".
 
     Args:
         input_length: integer or a string of digits, number of ids of a source,
@@ -81,6 +126,9 @@ class Seq2SeqProblem(PreparedProblem):
             or the path of a subword vocabulary. Defaults to the class's
             `default_vocabulary`.
         too_long: string, "cut" (the default) or "drop", what happens to longer pairs.
+        segment_ids: boolean, or "true" or "false", whether windows pack several pairs,
+            with ids that separate them: no token of a model sees another pair. Defaults
+            to False, one pair.
         **options: arguments of `Problem`. `sequence_length` is that of targets.
 
     Attributes:
@@ -119,7 +167,14 @@ class Seq2SeqProblem(PreparedProblem):
     default_hparams_set = "translate_local_cluster512"
     id_arrays = ("inputs", "targets")
 
-    def __init__(self, input_length=None, vocabulary=None, too_long="cut", **options):
+    def __init__(
+        self,
+        input_length=None,
+        vocabulary=None,
+        too_long="cut",
+        segment_ids=False,
+        **options,
+    ):
         super().__init__(**options)
         if input_length is None:
             input_length = self.default_input_length
@@ -127,6 +182,7 @@ class Seq2SeqProblem(PreparedProblem):
         self.vocabulary = vocabulary or self.default_vocabulary
         check_choice("too_long", too_long, ("cut", "drop"))
         self.too_long = too_long
+        self.segment_ids = boolean("segment_ids", segment_ids)
 
     def pair_of(self, example):
         """Returns the source and the target of an example, two strings."""
@@ -180,6 +236,10 @@ class Seq2SeqProblem(PreparedProblem):
             if taken + len(text) <= share * seen:
                 taken += len(text)
                 yield text
+
+    @property
+    def options_without_effect(self):
+        return super().options_without_effect | {"segment_ids"}
 
     @property
     def variant(self):
@@ -261,9 +321,18 @@ class Seq2SeqProblem(PreparedProblem):
 
     def windows(self, split):
         """Returns the `Windows` of a split: numbers of pairs that are served."""
-        numbers = np.arange(len(self.tokens(split)))
-        given = np.stack([numbers, np.ones_like(numbers)], axis=1)
-        return Windows(len(numbers), self.sequence_length, given)
+        pairs = self.tokens(split)
+        if self.segment_ids:
+            given = pairs.packed(self.row_lengths)
+        else:
+            numbers = np.arange(len(pairs))
+            given = np.stack([numbers, np.ones_like(numbers)], axis=1)
+        return Windows(len(pairs), self.sequence_length, given)
+
+    @property
+    def row_lengths(self):
+        """The numbers of ids of a row of sources, and of a row of targets."""
+        return self.input_length, self.sequence_length
 
     def pair(self, split, index):
         """Returns one pair, whole.
@@ -282,35 +351,36 @@ class Seq2SeqProblem(PreparedProblem):
                 f"`index` must be at least 0 and less than {len(pairs)}, the number of "
                 f"pairs of the split {split!r}. Received: index={index}"
             )
-        places = [int(place[0]) for place in pairs.places(np.array([index]))]
-        input_start, input_length, start, length = places
-        return (
-            np.array(pairs.input_ids[input_start : input_start + input_length]),
-            np.array(pairs.ids[start : start + length]),
+        places = pairs.places(np.array([index]))
+        return tuple(
+            np.array(ids[int(start[0]) : int(end[0])])
+            for (ids, _), (start, end) in zip(pairs.sides, places)
         )
 
     def read(self, split, starts, lengths):
-        # A window starts at the number of its pair; its length is 1, or 0 for none.
-        pairs = self.tokens(split)
+        # A window starts at the number of its first pair; its length is the number of
+        # its pairs, 0 for none.
+        def rows(firsts, counts):
+            return self.tokens(split).rows(firsts, counts, self.row_lengths)
+
         # Arrays on disk are not tensors.
-        places = tf.numpy_function(
-            pairs.places, [starts], [tf.int64] * 4, stateful=False
+        dtypes = [tf.int32] * 4
+        found = tf.numpy_function(rows, [starts, lengths], dtypes, stateful=False)
+        source, source_segments, target, target_segments = (
+            tf.ensure_shape(x, (starts.shape[0], length))
+            for x, length in zip(found, np.repeat(self.row_lengths, 2))
         )
-        places = [tf.ensure_shape(place, starts.shape) for place in places]
-
-        def rows(ids, first, sizes, row_length):
-            sizes = tf.minimum(sizes, row_length) * lengths
-            mask = tf.sequence_mask(sizes, row_length)
-            return read_rows(ids, first, sizes, row_length), mask
-
-        source, source_mask = rows(pairs.input_ids, *places[:2], self.input_length)
-        target, target_mask = rows(pairs.ids, *places[2:], self.sequence_length)
+        target_mask = target_segments > 0
+        is_first = target_segments > shifted(target_segments)
         inputs = {
             "encoder_token_ids": source,
-            "encoder_padding_mask": source_mask,
-            "decoder_token_ids": shifted(target),
+            "encoder_padding_mask": source_segments > 0,
+            "decoder_token_ids": tf.where(is_first, 0, shifted(target)),
             "decoder_padding_mask": target_mask,
         }
+        if self.segment_ids:
+            inputs["encoder_segment_ids"] = source_segments
+            inputs["decoder_segment_ids"] = target_segments
         return inputs, target, tf.cast(target_mask, tf.float32)
 
     def metric(self, nats_per_token, split):
@@ -340,4 +410,7 @@ class Seq2SeqProblem(PreparedProblem):
         number, done = len(pairs), "cut"
         if self.too_long == "drop":
             number, done = len(pairs.target_ends), "dropped"
-        return f"{number:,} pairs ({pairs.num_too_long:,} of them too long: {done})"
+        text = f"{number:,} pairs ({pairs.num_too_long:,} of them too long: {done})"
+        if self.segment_ids:
+            text += f" in {self.num_windows(split):,} rows"
+        return text

@@ -8,8 +8,8 @@ import threading
 
 import tensorflow_datasets as tfds
 
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import builders
-from routing_tf.problems.arguments import SPLITS
 
 _TEMPDIR_LOCK = threading.Lock()
 

@@ -10,11 +10,11 @@ import numpy as np
 from routing_tf import models
 from routing_tf.files import named_files
 from routing_tf.files import safe_loading
+from routing_tf.files.splits import SPLITS
 from routing_tf.models.build import make_backbone
 from routing_tf.models.build import make_model
 from routing_tf.models.release.checkpoints import ReleaseCheckpoint
 from routing_tf.models.release.checkpoints import load_into
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.training import checkpoints
 from routing_tf.training import run_folder
 from routing_tf.training.run_config import RunConfig

@@ -13,7 +13,7 @@ import tqdm
 
 from routing_tf.files import atomic
 from routing_tf.files import progress
-from routing_tf.training.step import Report
+from routing_tf.training.engines.step import Report
 
 SECONDS_BETWEEN_LINES = 10.0
 

@@ -17,8 +17,9 @@ def describe(trainer):
     batch = f"{batch_size * problem.sequence_length:,} tokens"
     if problem.kind == "seq2seq":
         layers = f"{h.num_encoder_layers} + {layers}"
+        unit = "rows" if problem.segment_ids else "pairs"
         batch = (
-            f"{batch_size} pairs of {problem.input_length:,} and "
+            f"{batch_size} {unit} of {problem.input_length:,} and "
             f"{problem.sequence_length:,} tokens"
         )
     epochs = h.train_steps * batch_size / problem.num_windows(problem.train_split)

@@ -27,13 +27,13 @@ from routing_tf.training import loading
 from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from routing_tf.training.checkpoints import RunCheckpoints
+from routing_tf.training.engines.step import TrainingStep
 from routing_tf.training.log import ProgressLog
 from routing_tf.training.log import SilentLog
 from routing_tf.training.log import Window
 from routing_tf.training.log import metric_key
 from routing_tf.training.optimizer import compile_for_training
 from routing_tf.training.optimizer import make_schedule
-from routing_tf.training.step import TrainingStep
 from routing_tf.training.stop_request import StopRequest
 
 ON_NAN = ("stop", "skip")

@@ -9,7 +9,7 @@ import pytest
 from routing_tf import models
 from routing_tf import training
 from routing_tf.training import engines
-from routing_tf.training.step import TrainingStep
+from routing_tf.training.engines.step import TrainingStep
 
 TEXT = {
     "vocabulary_size": 32,

@@ -20,7 +20,7 @@ from routing_tf import models
 from routing_tf import training
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import engines
-from routing_tf.training.step import TrainingStep
+from routing_tf.training.engines.step import TrainingStep
 from tests.models import small_models
 
 ROWS, LENGTH, INPUT_LENGTH = 8, 24, 40

@@ -4,9 +4,11 @@ import keras
 import numpy as np
 import pytest
 
+from routing_tf import models
 from routing_tf import problems
 from routing_tf.models.packed_documents import inputs_of
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.training import evaluation
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
@@ -31,6 +33,30 @@ def packed(**changes):
 def part(x, start, end):
     """Returns the inputs of one document alone."""
     return {name: x[name][:, start:end] for name in ("token_ids", "padding_mask")}
+
+
+# Where the first pair of a row ends.
+BORDER_OF_PAIRS = {"encoder": 15, "decoder": 9}
+
+
+def packed_pairs(seed=0):
+    """Returns inputs of two rows with two pairs each."""
+    x = small_seq2seq.inputs((40, 40), (24, 24), seed=seed)
+    for side, border in BORDER_OF_PAIRS.items():
+        ids = x[f"{side}_token_ids"]
+        x[f"{side}_segment_ids"] = np.full(ids.shape, 3, "int32")
+        x[f"{side}_segment_ids"][:, border:] = 2
+    return x
+
+
+def pair_alone(x, is_second):
+    """Returns the inputs of one pair of each row."""
+    found = {}
+    for side, border in BORDER_OF_PAIRS.items():
+        place = slice(border, None) if is_second else slice(border)
+        for name in (f"{side}_token_ids", f"{side}_padding_mask"):
+            found[name] = x[name][:, place]
+    return found
 
 
 def logits(lm, x, **options):
@@ -65,8 +91,52 @@ def test_no_document_moves_another_one():
     assert np.abs(without[1] - without[0])[:, second].max() > 1e-2
 
 
-def test_models_around_it_and_scorers_hand_the_ids_on(tmp_path):
-    lm, x = small_models.language_model(**ROUTED), packed()
+@pytest.mark.parametrize(
+    "routing",
+    [
+        "token_choice",
+        *(
+            pytest.param(routing, marks=pytest.mark.thorough)
+            for routing in ("expert_choice", "hashed", "random", "full")
+        ),
+    ],
+)
+def test_a_pair_has_the_logits_it_has_alone(routing):
+    lm = small_seq2seq.language_model(
+        **{**ROUTED, "routing": routing}, timing_signal=True, restart_positions=True
+    )
+    x, other = packed_pairs(), packed_pairs(seed=1)
+    found = logits(lm, x)
+    border = BORDER_OF_PAIRS["decoder"]
+    alone = [logits(lm, pair_alone(x, is_second)) for is_second in (False, True)]
+    np.testing.assert_allclose(
+        found, np.concatenate(alone, axis=1), rtol=1e-3, atol=1e-4
+    )
+    changed = {
+        name: np.where(x[f"{name[:7]}_segment_ids"] == 3, other[name], x[name])
+        for name in x
+    }
+    after = logits(lm, changed)
+    # Members of clusters may be summed in another order.
+    tolerance = 0 if routing == "full" else 1e-5
+    np.testing.assert_allclose(
+        after[:, border:], found[:, border:], rtol=0, atol=tolerance
+    )
+    assert np.abs(after - found)[:, :border].max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "make, make_inputs, targets",
+    [
+        (small_models.language_model, packed, "token_ids"),
+        (small_seq2seq.language_model, packed_pairs, "decoder_token_ids"),
+    ],
+)
+def test_models_around_it_and_scorers_hand_the_ids_on(
+    tmp_path, make, make_inputs, targets
+):
+    lm, x = make(**ROUTED), make_inputs()
+    targets = x[targets]
     expected = logits(lm, x)
     outer_inputs = {
         name: keras.Input(array.shape[1:], dtype=array.dtype, name=name)
@@ -82,9 +152,9 @@ def test_models_around_it_and_scorers_hand_the_ids_on(tmp_path):
     for found in (outer(x), stateless, lm.logits_of(hidden), lm.predict(x, verbose=0)):
         found = golden_cases.to_numpy(found)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    nats = TokenScorer(lm).score(x, x["token_ids"])
+    nats = TokenScorer(lm).score(x, targets)
     shifted = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
-    wanted = -np.take_along_axis(shifted, x["token_ids"][..., None], -1)[..., 0]
+    wanted = -np.take_along_axis(shifted, targets[..., None], -1)[..., 0]
     np.testing.assert_allclose(nats, wanted, rtol=1e-3, atol=1e-3)
     path = tmp_path / "model.keras"
     lm.save(path)
@@ -136,12 +206,16 @@ def test_refusals():
         ValueError, match="`segment_ids` cannot be used with `generate`"
     ):
         small_models.language_model(**ROUTED).generate(packed())
-    lm = small_seq2seq.language_model()
-    x = {**small_seq2seq.inputs(), "segment_ids": np.ones((2, 24), "int32")}
-    with pytest.raises(ValueError, match="used with `RoutingTransformerSeq2SeqLM`"):
-        lm(x)
+    lm, x = small_seq2seq.language_model(), packed_pairs()
+    with pytest.raises(ValueError, match="`decoder_segment_ids` cannot be used with"):
+        lm.generate(x)
+    names = "must be `decoder_segment_ids` and `encoder_segment_ids`. Received: "
+    plain = small_seq2seq.inputs()
+    for name in ("segment_ids", "encoder_segment_ids"):
+        with pytest.raises(ValueError, match=f"{names}{name}. "):
+            lm({**plain, name: x["encoder_segment_ids"]})
     with pytest.raises(ValueError, match="`restart_positions` is only for texts"):
-        small_seq2seq.hyperparameters(restart_positions=True)
+        models.preset_hyperparameters("digits_small").replace(restart_positions=True)
 
 
 def test_text_problems_tell_documents_apart():
@@ -161,3 +235,25 @@ def test_text_problems_tell_documents_apart():
     assert "segment_ids" not in plain
     with pytest.raises(ValueError, match='`segment_ids` needs `packing="stream"`'):
         Texts(packing="release", segment_ids=True)
+
+
+def test_packed_pairs_have_the_scores_they_have_alone():
+    class Squares(problems.Seq2SeqProblem):
+        default_vocabulary = "bytes"
+
+        def load_split(self, split):
+            return [(str(number), str(number**2)) for number in range(12)]
+
+    settings = {"timing_signal": True, "restart_positions": True}
+    lm = small_seq2seq.language_model(vocabulary_size=258, **ROUTED, **settings)
+    plain, packed = (
+        evaluation.evaluate(
+            lm,
+            Squares(input_length=12, sequence_length=12, segment_ids=packs),
+            "test",
+            batch_size=4,
+        )
+        for packs in (False, True)
+    )
+    assert packed.num_tokens == plain.num_tokens
+    np.testing.assert_allclose(packed.nats, plain.nats, rtol=1e-4)

@@ -19,8 +19,8 @@ from tensorflow_datasets.image_classification import mnist
 from routing_tf import models
 from routing_tf import problems
 from routing_tf.cli import commands
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import array_store
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.datasets import image_folder
 from routing_tf.problems.datasets import tfds_images as images
 

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from routing_tf import problems
-from routing_tf.problems.arguments import SPLITS
+from routing_tf.files.splits import SPLITS
 from routing_tf.tokenizers import ByteTokenizer
 
 

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 
 from routing_tf.files import named_files
-from routing_tf.problems import raw_files
+from routing_tf.files import raw_files
 
 
 def write(folder, content, name="file.txt"):

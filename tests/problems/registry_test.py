@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from routing_tf import problems
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import registry
-from routing_tf.problems.arguments import SPLITS
 
 
 @pytest.fixture

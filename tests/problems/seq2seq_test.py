@@ -7,10 +7,10 @@ import pytest
 
 from routing_tf import models
 from routing_tf import problems
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems import seq2seq
 from routing_tf.problems import vocabularies
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.tokenizers import SubwordTokenizer
 
 SIZES = {"train": 23, "validation": 5, "test": 4}
@@ -96,6 +96,36 @@ class TestBatches:
         for step in (3, 5, 6, 12):
             dataset = Numbers().dataset("train", 4, seed=1, start_step=step)
             assert numbers(dataset.take(15 - step)) == whole[step:]
+
+
+def test_packed_pairs():
+    """Each pair comes once and in order, in rows that the next one would overfill."""
+    problem = Numbers(input_length=20, sequence_length=6, segment_ids="true")
+    rows = list(problem.dataset("train", 1, training=False).as_numpy_iterator())
+    number = 0
+    for inputs, targets, weights in rows:
+        sides = {"encoder": inputs["encoder_token_ids"][0], "decoder": targets[0]}
+        segments = {side: inputs[f"{side}_segment_ids"][0] for side in sides}
+        for segment in range(1, segments["encoder"].max() + 1):
+            pair = dict(zip(sides, problem.pair("train", number)))
+            for side, ids in sides.items():
+                here = ids[segments[side] == segment]
+                np.testing.assert_array_equal(here, pair[side])
+            here = inputs["decoder_token_ids"][0][segments["decoder"] == segment]
+            np.testing.assert_array_equal(here, [0, *pair["decoder"][:-1]])
+            number += 1
+        for side, ids in sides.items():
+            mask = inputs[f"{side}_padding_mask"][0]
+            np.testing.assert_array_equal(segments[side] > 0, mask)
+            np.testing.assert_array_equal(ids > 0, mask)
+        np.testing.assert_array_equal(weights[0], mask)
+        if number < SIZES["train"]:
+            source, target = problem.pair("train", number)
+            sizes = [np.count_nonzero(ids) for ids in sides.values()]
+            assert sizes[0] + len(source) > 20 or sizes[1] + len(target) > 6
+    assert number == SIZES["train"] > 2 * len(rows)
+    assert problem.num_windows("train") == len(rows)
+    assert problem.describe_split("train").endswith(f"cut) in {len(rows)} rows")
 
 
 class TestLongPairs:

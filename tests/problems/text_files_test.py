@@ -9,9 +9,9 @@ import pytest
 
 from routing_tf import models
 from routing_tf import problems
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems import packing
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.datasets import text_files
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.training import run_config

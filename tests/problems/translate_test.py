@@ -10,8 +10,8 @@ from tensorflow_datasets.translate import wmt14
 
 from routing_tf import models
 from routing_tf import problems
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import array_store
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.datasets import translate
 
 # The sentences of each corpus, in English; in German they are in capitals.

@@ -8,6 +8,7 @@ from keras import ops
 
 from routing_tf.layers.support.gathering import dense_take
 from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.keras_internals import build_at_init
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
@@ -142,7 +143,7 @@ class TimingSignal(ConfiguredLayer):
         self.min_timescale = min_timescale
         self.max_timescale = max_timescale
         self.start_index = start_index
-        self._build_at_init()
+        build_at_init(self)
 
     def call(self, inputs, offset=0, segment_ids=None):
         positions = numbers(length_of(inputs, 1))

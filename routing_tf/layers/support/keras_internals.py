@@ -31,6 +31,11 @@ def declare_call_argument(layer, *names):
     layer._register_call_context_args(*names)
 
 
+def build_at_init(layer):
+    """Marks a layer without weights as built, when it is made."""
+    layer._build_at_init()
+
+
 def layers_inside(layer):
     """Returns the layers inside a layer or model, at all depths."""
     return list(layer._flatten_layers(include_self=False))
@@ -44,6 +49,11 @@ def own_weights(layer):
 def decays(optimizer, variable):
     """Tells whether an optimizer's `weight_decay` applies to a variable."""
     return optimizer._use_weight_decay(variable)
+
+
+def index_of(optimizer, variable):
+    """Returns the place of a variable among those of a built optimizer."""
+    return optimizer._get_variable_index(variable)
 
 
 @contextlib.contextmanager

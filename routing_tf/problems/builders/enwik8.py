@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow_datasets as tfds
 
 from routing_tf.files import named_files
-from routing_tf.problems import raw_files
+from routing_tf.files import raw_files
 
 URL = "http://mattmahoney.net/dc/enwik8.zip"
 NAME = "enwik8"

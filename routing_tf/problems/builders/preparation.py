@@ -7,8 +7,8 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from routing_tf.files import named_files
-from routing_tf.problems import raw_files
-from routing_tf.problems.arguments import SPLITS
+from routing_tf.files import raw_files
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems.builders import leftovers
 
 # A file next to those of tfds: the raw files from which it was written.

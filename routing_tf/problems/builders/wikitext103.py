@@ -5,7 +5,7 @@ import re
 import tensorflow_datasets as tfds
 
 from routing_tf.files import named_files
-from routing_tf.problems import raw_files
+from routing_tf.files import raw_files
 
 URL = "https://s3.amazonaws.com/research.metamind.io/wikitext"
 # By config: the folder that the zip file has.

@@ -12,10 +12,10 @@ import tensorflow as tf
 from absl import logging
 
 from routing_tf.files import named_files
+from routing_tf.files.splits import SPLITS
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import array_store
 from routing_tf.problems import image_files
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.image import ImageProblem

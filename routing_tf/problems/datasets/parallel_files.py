@@ -5,10 +5,10 @@ import itertools
 
 from absl import logging
 
+from routing_tf.files import raw_files
 from routing_tf.files.named_files import identity
 from routing_tf.files.named_files import named_paths
-from routing_tf.problems import raw_files
-from routing_tf.problems.arguments import SPLITS
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems.own_files import HELD_OUT_SHARE
 from routing_tf.problems.own_files import OwnFiles
 from routing_tf.problems.own_files import check_no_raw_dir

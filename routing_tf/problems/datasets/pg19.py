@@ -7,9 +7,9 @@ import pathlib
 
 import numpy as np
 
-from routing_tf.problems import raw_files
+from routing_tf.files import raw_files
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import vocabularies
-from routing_tf.problems.arguments import SPLITS
 from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
 from routing_tf.problems.sources import Source

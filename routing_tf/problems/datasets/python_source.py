@@ -5,7 +5,7 @@ import pathlib
 import platform
 import sysconfig
 
-from routing_tf.problems.arguments import SPLITS
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems.own_files import split_of_file
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import TextProblem

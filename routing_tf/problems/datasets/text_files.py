@@ -10,10 +10,10 @@ import re
 
 from absl import logging
 
+from routing_tf.files import raw_files
 from routing_tf.files.named_files import find_files
 from routing_tf.files.named_files import split_paths
-from routing_tf.problems import raw_files
-from routing_tf.problems.arguments import SPLITS
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems.own_files import OwnFiles
 from routing_tf.problems.own_files import check_no_raw_dir
 from routing_tf.problems.own_files import separate

@@ -11,8 +11,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from routing_tf.training.engines.engine import Engine
-from routing_tf.training.step import Report
-from routing_tf.training.step import split_batch
+from routing_tf.training.engines.step import Report
+from routing_tf.training.engines.step import split_batch
 
 
 class JaxEngine(Engine):

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.training.engines.engine import Engine
-from routing_tf.training.step import Report
-from routing_tf.training.step import split_batch
+from routing_tf.training.engines.step import Report
+from routing_tf.training.engines.step import split_batch
 
 
 class TensorFlowEngine(Engine):

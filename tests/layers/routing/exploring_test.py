@@ -11,7 +11,7 @@ from routing_tf import layers
 from routing_tf import models
 from routing_tf.layers.routing import exploring
 from routing_tf.models.build import make_backbone
-from routing_tf.training.step import TrainingStep
+from routing_tf.training.engines.step import TrainingStep
 from tests import golden_cases
 from tests.layers import helpers
 

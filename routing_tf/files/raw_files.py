@@ -29,7 +29,7 @@ def read_lines(path, member=None, keep_ends=False):
     Example:
     ```python
     import pathlib
-    from routing_tf.problems import raw_files
+    from routing_tf.files import raw_files
 
     pathlib.Path("poem.txt").write_text("one\ntwo\n")
     list(raw_files.read_lines("poem.txt"))  # [(1, "one"), (2, "two")]
@@ -62,7 +62,7 @@ def read_chunks(path, member=None, start=0, size=None, chunk_size=1 << 20):
     Example:
     ```python
     import pathlib
-    from routing_tf.problems import raw_files
+    from routing_tf.files import raw_files
 
     pathlib.Path("ten").write_bytes(b"0123456789")
     list(raw_files.read_chunks("ten", start=5, chunk_size=3))  # [b"567", b"89"]

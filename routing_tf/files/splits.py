@@ -1,0 +1,3 @@
+"""The splits of data, by name."""
+
+SPLITS = ("train", "validation", "test")

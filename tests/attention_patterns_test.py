@@ -97,6 +97,19 @@ def test_the_page_tells_causal_forms():
     assert forms[nsa.__name__] == "only"
 
 
+def test_the_table_of_systems_names_what_there_is():
+    """The 33 systems of the survey, four of today, and their causal forms."""
+    rows, known = table("| system |"), {*dir(layers), *zoo.__all__}
+    assert len(rows) == 33 + 4
+    for system, classes, causal, decodes, *_ in rows:
+        names = re.findall(r"`(\w+)", classes)
+        assert names and known.issuperset(names), system
+        found = groups().get(names[0])
+        if found is not None:
+            assert causal == found[1], system
+            assert decodes == ("no" if causal == "no" else "yes"), system
+
+
 def name_of(panel):
     """The name of the only group of a panel, as the page has it."""
     (group,) = panel.groups

@@ -189,6 +189,11 @@ def content():
             "BlockTopKHeads",
             [zoo.BlockTopKHeads(1, BLOCK, num_blocks=3)],
         ),
+        Panel(
+            "best by an indexer",
+            "IndexedHeads",
+            [zoo.IndexedHeads(1, num_selected=window)],
+        ),
     ]
 
 

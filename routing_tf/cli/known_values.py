@@ -199,6 +199,7 @@ PATTERNS = (
     "compressed",
     "etc",
     "global_tokens",
+    "indexed",
     "induced",
     "linear",
     "linformer",

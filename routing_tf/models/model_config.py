@@ -97,11 +97,12 @@ class ModelConfig:
             baseline. None: token choice in decoders, expert choice elsewhere. Also a
             pattern of another system, whose sizes follow from `attention_window`:
             `"axial"` (of images), `"bigbird"`, `"block_top_k"`, `"compressed"`,
-            `"etc"`, `"global_tokens"`, `"linear"`, `"long_short"`, `"longformer"`,
-            `"luna"`, `"native_sparse"`, `"performer"`, `"random_blocks"`,
-            `"random_features"`, `"random_synthesizer"`, `"reformer"`, `"sinkhorn"` or
-            `"synthesizer"`. Attention to an encoder's output is hashed, random or full
-            if `routing` is, and expert choice otherwise.
+            `"etc"`, `"global_tokens"`, `"indexed"`, `"linear"`, `"long_short"`,
+            `"longformer"`, `"luna"`, `"native_sparse"`, `"performer"`,
+            `"random_blocks"`, `"random_features"`, `"random_synthesizer"`,
+            `"reformer"`, `"sinkhorn"` or `"synthesizer"`. Attention to an encoder's
+            output is hashed, random or full if `routing` is, and expert choice
+            otherwise.
         encoder_routing: the routed heads of an encoder: any name of `routing` except
             `"token_choice"`, `"expert_threshold"`, `"native_sparse"` (they need a
             causal mask) and `"axial"`; or `"block_pair"`, `"clustered_queries"`,

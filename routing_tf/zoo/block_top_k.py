@@ -5,17 +5,22 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
+from routing_tf.layers.softmax.scaled_dot_product import joined_parts
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import chosen_blocks
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
 
 __all__ = ["BlockTopKHeads"]
+
+MIXES = ("softmax", "scores")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -28,16 +33,24 @@ class BlockTopKHeads(HeadGroup):
     one of `num_blocks`, as in the code of the paper. In attention to another sequence,
     a query has no own block, and sees the best `num_blocks` of that sequence.
 
+    With `mix="softmax"`, one softmax is over all tokens of these blocks, and the choice
+    has no gradient. With `mix="scores"`, there is a softmax over the tokens of each
+    block, and the results are mixed by the softmax of the blocks' scores: so gradients
+    tell which blocks to choose (HSA). The score of the query's own block is then that
+    of the mean of the keys that it sees there. In HSA, a window stands for the own
+    block, and blocks are scored by projections of their own.
+
     Work and memory of a query grow with `num_blocks * block_length`, and with the
-    number of blocks for the scores. The choice itself has no gradient. Means leave out
-    padding, and a block of only padding is never chosen. Positions on two axes are cut
-    into blocks in the order of their sequence.
+    number of blocks for the scores. Means leave out padding, and a block of only
+    padding is never chosen. Positions on two axes are cut into blocks in the order of
+    their sequence.
 
     Args:
         num_heads: number of heads in the group.
         block_length: length of a block, in tokens. Defaults to 64.
         num_blocks: number of blocks that a query sees, including its own. Defaults to
             4.
+        mix: `"softmax"` (the default) or `"scores"`, see above.
         **kwargs: arguments of `HeadGroup`; relative positions are in tokens. Neither
             they nor a token bias influence the scores of blocks. With `key_shift=1`,
             the keys of a block are those that are read with its values.
@@ -45,9 +58,9 @@ class BlockTopKHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `block_length` or `num_blocks` is not a positive integer, or
-            `HeadGroup` refuses an argument; when called, if `use_causal_mask=True` and
-            query and value differ in length.
+        ValueError: if `block_length` or `num_blocks` is not a positive integer, `mix`
+            is unknown, or `HeadGroup` refuses an argument; when called, if
+            `use_causal_mask=True` and query and value differ in length.
 
     Example:
 
@@ -63,16 +76,22 @@ class BlockTopKHeads(HeadGroup):
 
     Reference: Lu et al., "MoBA: Mixture of Block Attention for Long-Context LLMs"
     (https://arxiv.org/abs/2502.13189), section 2.2; `moba_naive.py` of MoonshotAI/MoBA.
+    Hu et al., "Hardware-aligned Hierarchical Sparse Attention for Efficient Long-term
+    Memory Access" (https://arxiv.org/abs/2504.16795), for `mix="scores"`.
     """
 
     compares_by_products = True
     tokens_per_step = 1
     queries_per_step = 1
 
-    def __init__(self, num_heads, block_length=64, num_blocks=4, **kwargs):
+    def __init__(
+        self, num_heads, block_length=64, num_blocks=4, mix="softmax", **kwargs
+    ):
         super().__init__(num_heads, **kwargs)
         self.block_length = check_positive_integer("block_length", block_length)
         self.num_blocks = check_positive_integer("num_blocks", num_blocks)
+        check_choice("mix", mix, MIXES)
+        self.mix = mix
 
     def attend(self, inputs, training=None):
         memory_length, size = length_of(inputs.value, 2), self.block_length
@@ -85,21 +104,36 @@ class BlockTopKHeads(HeadGroup):
         count, chosen = self.num_blocks - (own is not None), None
         if count:
             candidates = self._candidates(inputs, memory, own is not None)
-            scores, has_keys = self._scores(inputs, memory)
+            scores, has_keys = self._scores(
+                chosen_blocks.comparable(inputs.query), memory
+            )
             chosen = chosen_blocks.best_blocks(
                 scores, combine_masks(candidates, has_keys), count
             )
+        mixing_scores = None
+        if self.mix == "scores":
+            mixing_scores = self._mixing_scores(inputs.query, memory, chosen, own)
         return chosen_blocks.attend(
-            self.dot_product, inputs.query, memory, chosen, own, training
+            self.dot_product, inputs.query, memory, chosen, own, training, mixing_scores
         )
 
-    def _scores(self, inputs, memory):
+    def _scores(self, query, memory):
         """Scores of blocks `[B, H, L, G]`, and which have keys `[B, 1, 1, G]`."""
         sums, counts = chosen_blocks.key_sums(memory.key, memory.mask)
         means = chosen_blocks.key_means(sums, counts)
-        query = chosen_blocks.comparable(inputs.query)
         scores = ops.matmul(query, ops.swapaxes(means, 2, 3))
         return scores, (counts > 0)[:, :, None]
+
+    def _mixing_scores(self, query, memory, chosen, own):
+        """Scores of the own block, if any, and the chosen ones: `[B, H, L, 1 + K]`."""
+        parts = []
+        if own is not None:
+            scores = chosen_blocks.own_scores(query, memory, own == "causal")
+            parts.append(scores[..., None])
+        if chosen is not None:
+            scores, _ = self._scores(ops.cast(query, "float32"), memory)
+            parts.append(chosen_blocks.entries_of(scores, chosen))
+        return ops.concatenate(parts, axis=-1)
 
     def _candidates(self, inputs, memory, has_own):
         """Which blocks a query may choose, `[L, G]`; None for all."""
@@ -150,7 +184,9 @@ class BlockTopKHeads(HeadGroup):
     def step(self, cache, index, inputs):
         cache = self._remember(cache, index, inputs)
         own = index // self.block_length
-        scores, candidates = _cached_scores(cache, inputs.query)
+        scores, candidates = _cached_scores(
+            cache, chosen_blocks.comparable(inputs.query)
+        )
         candidates = ops.logical_and(candidates, numbers(scores.shape[2]) < own)
         chosen = ops.zeros_like(scores[..., :1], dtype="int32") + own
         if self.num_blocks > 1:
@@ -166,7 +202,9 @@ class BlockTopKHeads(HeadGroup):
         return self.fill_cache(empty, inputs)
 
     def read_memory(self, cache, index, inputs):
-        scores, candidates = _cached_scores(cache, inputs.query)
+        scores, candidates = _cached_scores(
+            cache, chosen_blocks.comparable(inputs.query)
+        )
         chosen = chosen_blocks.best_blocks(scores, candidates, self.num_blocks)
         return self._attend_step(cache, index, inputs.query, chosen), cache
 
@@ -212,6 +250,8 @@ class BlockTopKHeads(HeadGroup):
         visible = ops.broadcast_to((blocks < num_blocks)[..., None], ops.shape(places))
         if last is not None:
             visible = ops.logical_and(visible, places <= last)
+        if self.mix == "scores":
+            return self._mix_step(cache, query, read, blocks, visible, places - index)
         shape = (batch, heads, count * size)
         return rows.attend_to_rows(
             self,
@@ -220,6 +260,21 @@ class BlockTopKHeads(HeadGroup):
             ops.reshape(visible, shape)[:, :, None],
             ops.reshape(places - index, shape)[:, :, None],
         )
+
+    def _mix_step(self, cache, query, read, blocks, visible, distances):
+        """Attends inside each block, and mixes the results by the scores of blocks."""
+        batch, heads, count, size = ops.shape(distances)
+        outputs = rows.attend_to_rows(
+            self,
+            ops.repeat(query[:, :, None], count, axis=2),
+            ops.reshape(read, (batch, heads, count, size, read.shape[-1])),
+            visible[..., None, :],
+            distances[..., None, :],
+        )
+        scores, has_keys = _cached_scores(cache, ops.cast(query, "float32"))
+        scores = ops.where(has_keys, scores, large_negative("float32"))
+        scores = chosen_blocks.entries_of(scores, blocks)
+        return joined_parts(outputs[:, :, :, 0], scores)[:, :, None]
 
     def _rows(self, inputs):
         """Returns keys and values, each followed by its other entries."""
@@ -243,7 +298,6 @@ def _cached_scores(cache, query):
     Also returns which blocks contain a token, `<bool>` of the same shape.
     """
     means = chosen_blocks.key_means(cache["sums"], cache["counts"])
-    query = chosen_blocks.comparable(query)
     return ops.einsum("bhld,bhgd->bhg", query, means), cache["counts"] > 0
 
 

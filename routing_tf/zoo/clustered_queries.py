@@ -21,6 +21,7 @@ from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.places import is_among
 
 __all__ = ["ClusteredQueryHeads"]
 
@@ -128,9 +129,9 @@ class ClusteredQueryHeads(HeadGroup):
         weights = self._weights_of_clusters(inputs, members)
         if self.num_keys is None:
             return gathering.gather(self._sums(weights, inputs, training), cluster)
-        number = smaller(self.num_keys, length_of(inputs.value, 2))
-        shares, keys = backends.top_k(weights, number)
-        rest = ops.where(_is_among(keys, weights), 0.0, weights)
+        length = length_of(inputs.value, 2)
+        shares, keys = backends.top_k(weights, smaller(self.num_keys, length))
+        rest = ops.where(is_among(keys, length), 0.0, weights)
         sums = gathering.gather(self._sums(rest, inputs, training), cluster)
         share = ops.sum(gathering.gather(shares, cluster), axis=-1)
         keys = gathering.gather(keys, cluster)
@@ -209,20 +210,6 @@ class ClusteredQueryHeads(HeadGroup):
         """Draws the random projections of all heads."""
         projections = np.random.default_rng(self.seed).normal(size=shape)
         return ops.convert_to_tensor(projections.astype("float32"))
-
-
-def _is_among(places, weights):
-    """Tells which entries of the last axis of `weights` are at `places`."""
-    batch, heads, clusters, length = ops.shape(weights)
-    num_rows = batch * heads * clusters
-    places = ops.cast(places, "int32")
-    places = ops.reshape(places, (num_rows, ops.shape(places)[-1]))
-    row = ops.arange(num_rows, dtype="int32")[:, None] + ops.zeros_like(places)
-    # Two numbers for each place, because one may exceed 32-bit integers.
-    index = ops.reshape(ops.stack([row, places], axis=-1), (-1, 2))
-    ones = ops.ones_like(index[:, 0], dtype="float32")
-    found = backends.scatter(index, ones, (num_rows, length))
-    return ops.reshape(found, (batch, heads, clusters, length)) > 0
 
 
 def _cluster_bits(bits, real, num_clusters, num_iterations):

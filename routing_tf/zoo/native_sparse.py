@@ -1,7 +1,6 @@
 """Native sparse attention: compressed blocks, chosen blocks and a sliding window."""
 
 import dataclasses
-from typing import Any
 
 import keras
 import numpy as np
@@ -12,7 +11,6 @@ from routing_tf.layers.caches import rows
 from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support import gathering
-from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -26,6 +24,7 @@ from routing_tf.zoo.parts import chosen_blocks
 from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.block_compression import BlockCompression
+from routing_tf.zoo.parts.features import ReadsFeatures
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
 from routing_tf.zoo.parts.summaries import of_rows
@@ -37,28 +36,8 @@ BRANCHES = ("compressed", "selected", "window")
 MANY_TOKENS = "a compressed block has one key and one logit for many tokens"
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class GatedInputs(HeadInputs):
-    """Inputs of heads with gates.
-
-    Args:
-        features: `<float>[batch, length, dim]`, the tokens that queries are made from,
-            in the order of their positions.
-    """
-
-    features: Any = None
-
-    @property
-    def differentiated(self):
-        return [*super().differentiated, "features"]
-
-    def tokens(self, first, number):
-        features = ops.take(self.features, first + numbers(number), axis=1)
-        return dataclasses.replace(super().tokens(first, number), features=features)
-
-
 @keras.saving.register_keras_serializable("routing_tf")
-class NativeSparseHeads(HeadGroup):
+class NativeSparseHeads(ReadsFeatures, HeadGroup):
     """Heads that join coarse, chosen and near attention by gates.
 
     The compressed branch attends to one key and value, made by a network, for each
@@ -215,9 +194,7 @@ class NativeSparseHeads(HeadGroup):
 
     def build(self, query_shape, key_shape, value_shape, features_shape=None):
         super().build(query_shape, key_shape, value_shape)
-        dim, heads = self.input_dim, self.num_heads
-        if features_shape is not None:
-            dim = features_shape[-1]
+        dim, heads = self.dim_of_features(features_shape), self.num_heads
         shape = (None, heads, None)
         self.key_compression.build((*shape, self.key_dim))
         self.value_compression.build((*shape, self.value_dim))
@@ -236,18 +213,6 @@ class NativeSparseHeads(HeadGroup):
                 initializer=cloned(self.kernel_initializer),
             )
 
-    def __call__(self, query=None, key=None, value=None, *, features=None, **options):
-        if "inputs" in options:
-            return super().__call__(**options)
-        if features is None:
-            raise ValueError(
-                "`features` must be given, because the heads read the inputs of the "
-                "queries. Received: features=None. Call the `MixedAttention` that "
-                "holds the group"
-            )
-        self.input_dim = features.shape[-1]
-        return super().__call__(query, key, value, source=features, **options)
-
     def prepared(self, inputs):
         if inputs.is_cross_attention or not inputs.use_causal_mask:
             raise ValueError(
@@ -264,13 +229,7 @@ class NativeSparseHeads(HeadGroup):
                 "weighted sums of values. Received: values of size "
                 f"{inputs.value.shape[-1]} instead of {self.value_dim}"
             )
-        inputs = super().prepared(inputs)
-        features, positions = inputs.source, inputs.positions
-        if positions is not None:
-            features = positions.arrange(features[:, None])[:, 0]
-        features = ops.cast(features, self.compute_dtype)
-        fields = {x.name: getattr(inputs, x.name) for x in dataclasses.fields(inputs)}
-        return GatedInputs(**fields, features=features)
+        return self.with_features(super().prepared(inputs))
 
     def attend(self, inputs, training=None):
         branches = self.branches(inputs)

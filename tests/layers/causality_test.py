@@ -181,7 +181,14 @@ def test_shapes_that_follow_the_data_are_causal(kind):
 FEW_OTHERS = ("local", "dilated", "strided_shifted", "fixed", "sliding", "full")
 FEW_OTHERS += ("performer", "global", "row", "best_blocks", "random_blocks")
 FEW_OTHERS += ("synthesizer_factors", "native_sparse", "convolution_and_window")
-FEW_OTHERS += ("long_short", "luna", "sinkhorn", "max")
+FEW_OTHERS += (
+    "long_short",
+    "luna",
+    "sinkhorn",
+    "max",
+    "indexed",
+    "indexed_copies_shifted",
+)
 
 
 @pytest.mark.parametrize("kind", kinds.some(OTHERS, FEW_OTHERS))
@@ -220,6 +227,7 @@ FEW_WAYS += ("hashed_apart", "local_shifted", "full", "convolution_and_window")
 MORE_WAYS = ("rounds", "reformer", "two_clusters_apart", "cluster_strided", "sliding")
 MORE_WAYS += ("threshold_apart", "random", "fixed", "strided", "best_blocks", "linear")
 MORE_WAYS += (
+    "indexed_copies",
     "global",
     "native_sparse",
     "synthesizer",

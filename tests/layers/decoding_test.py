@@ -68,6 +68,7 @@ FEW = ("two_clusters", "token_choice_apart_shifted", "threshold_apart_shifted")
 FEW += ("prefix_shifted", "hashed_apart", "local", "strided_shifted", "linear_shifted")
 FEW += ("synthesizer_factors", "global", "best_blocks_shifted", "native_sparse")
 FEW += ("convolution_and_window", "luna", "sinkhorn", "rotary_local_shifted")
+FEW += ("indexed", "indexed_copies_shifted")
 
 
 @pytest.mark.parametrize("case", kinds.some(CASES, FEW))

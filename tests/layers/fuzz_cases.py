@@ -470,7 +470,11 @@ WRONG = {
         "seed": SEEDS,
         **NO_SHIFT,
     },
-    "BlockTopKHeads": {"block_length": SIZES, "num_blocks": SIZES},
+    "BlockTopKHeads": {
+        "block_length": SIZES,
+        "num_blocks": SIZES,
+        "mix": ("mean", None, 1),
+    },
     "FixedHeads": {
         "block_shape": BLOCKS,
         "num_summary_columns": (*SIZES, 1000),

@@ -25,7 +25,7 @@ MORE = {
         kinds.APART["token_choice_apart"], rotary_positions=True
     ),
 }
-CASES = ["full", "local", "sliding", "strided", "fixed_distinct", *MORE]
+CASES = ["full", "local", "sliding", "strided", "fixed_distinct", "indexed", *MORE]
 CASES += ["two_clusters_apart", "cluster_strided_apart"]
 CASES += [
     f"{kind}_apart{shifted}"
@@ -34,8 +34,8 @@ CASES += [
 ]
 # Their caches hold keys and values for all heads.
 WIDE = ("rounds_apart", "random_apart", "global", "best_blocks")
-# There they hold scores of all queries, too.
-HALF_WIDE = ("prefix_apart", "prefix_apart_shifted", "cluster_strided_apart")
+# There they hold scores of all queries, too, or the keys of an indexer.
+HALF_WIDE = ("prefix_apart", "prefix_apart_shifted", "cluster_strided_apart", "indexed")
 FEW = ("full", "local", "token_choice_apart")
 
 

@@ -66,7 +66,7 @@ MAY_SHIFT = (
     *("token_choice", "token_choice_apart", "two_clusters_apart", "threshold_apart"),
     *("threshold", "prefix", "prefix_apart", "cluster_strided", "hashed_apart"),
     *("rounds", "random", "linear", "performer", "random_features", "global", "row"),
-    *("column", "learned", "best_blocks"),
+    *("column", "learned", "best_blocks", "mixed_blocks", "indexed", "indexed_copies"),
 )
 SHIFTED = {
     f"{kind}_shifted": functools.partial(make, key_shift=1)

@@ -18,7 +18,7 @@ WAYS += [
 ]
 FEW = ("full", "local", "strided", "fixed_separate", "best_blocks", "performer")
 FEW += ("synthesizer", "prefix_apart_shifted", "token_choice_apart", "hashed")
-FEW += ("threshold_apart", "cluster_strided", "native_sparse", "luna")
+FEW += ("threshold_apart", "cluster_strided", "native_sparse", "luna", "indexed")
 FEW_WHOLE = ("random", "experts_apart", "nystrom", "linformer", "induced", "sinkhorn")
 FEW_WHOLE += ("clustered_queries", "convolution")
 

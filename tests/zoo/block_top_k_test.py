@@ -93,3 +93,58 @@ def test_dropout_falls_on_single_keys():
     assert not np.any(left & ~seen)
     assert 0.4 < left.sum() / seen.sum() < 0.6
     np.testing.assert_allclose(dropped[left], 2 * kept[left], rtol=1e-4)
+
+
+def mixed_by_scores(query, key, value, real, block_length, num_blocks, causal):
+    """Attention inside each block; results weighed by the softmax of block scores."""
+    length = query.shape[2]
+    output = np.zeros((*query.shape[:3], value.shape[-1]))
+    for b, h, t in np.ndindex(query.shape[:3]):
+        own, blocks = t // block_length, {}
+        for block in range(-(-length // block_length)):
+            last = t if causal and block == own else length - 1
+            end = min((block + 1) * block_length - 1, last)
+            seen = [s for s in range(block * block_length, end + 1) if real[b, s]]
+            if seen and not (causal and block > own):
+                blocks[block] = seen
+        scores = {
+            block: query[b, h, t] @ key[b, h, seen].mean(axis=0)
+            for block, seen in blocks.items()
+        }
+        others = sorted(scores.keys() - {own}, key=lambda block: -scores[block])
+        chosen = [x for x in (own, *others[: num_blocks - 1]) if x in blocks]
+        shares = np.exp([scores[block] for block in chosen])
+        for block, share in zip(chosen, shares / max(shares.sum(), 1e-30)):
+            weights = np.exp(key[b, h, blocks[block]] @ query[b, h, t])
+            own_value = weights @ value[b, h, blocks[block]] / weights.sum()
+            output[b, h, t] += share * own_value
+    return output
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_gradient_reaches_blocks_that_are_mixed_by_scores(causal):
+    """Outputs are those of NumPy, and so are differences for a small step."""
+    shape, names = (2, 2, 11, 4), ("query", "key", "value")
+    arrays = {n: helpers.normal(*shape, seed=i) for i, n in enumerate(names)}
+    steps = {n: helpers.normal(*shape, seed=i + 5) for i, n in enumerate(names)}
+    real, cotangent = (
+        helpers.mask_with_a_hole(11, 11, 8),
+        helpers.normal(*shape, seed=9),
+    )
+    cotangent[:, :, 8:] = 0
+    heads = zoo.BlockTopKHeads(2, block_length=3, num_blocks=2, mix="scores")
+    result = golden_cases.gradients(
+        heads,
+        lambda output, losses: keras.ops.sum(keras.ops.multiply(output, cotangent)),
+        {**arrays, "value_mask": real, "use_causal_mask": causal},
+        wrt=names,
+    )
+
+    def expected(size):
+        moved = [arrays[n].astype("float64") + size * steps[n] for n in names]
+        return mixed_by_scores(*moved, real, 3, 2, causal)
+
+    golden_cases.assert_close(result.outputs[:, :, :8], expected(0)[:, :, :8], 1e-5)
+    slope = np.sum((expected(1e-6) - expected(-1e-6)) * cotangent) / 2e-6
+    found = sum(np.sum(result.inputs[n] * steps[n]) for n in names)
+    golden_cases.assert_close(found, slope, 1e-4)

@@ -29,6 +29,7 @@ SMALL = {
     "GlobalHeads": functools.partial(
         zoo.GlobalHeads, HEADS, (0, 3), 4, num_learned_tokens=1
     ),
+    "IndexedHeads": functools.partial(zoo.IndexedHeads, HEADS, 3, 2, 4, 2),
     "InducedHeads": functools.partial(zoo.InducedHeads, HEADS, 3),
     "LinformerHeads": functools.partial(zoo.LinformerHeads, HEADS, 8, 4),
     "LongShortHeads": functools.partial(zoo.LongShortHeads, HEADS, 3, 2),
@@ -60,6 +61,13 @@ CAUSAL = {
     "column": functools.partial(zoo.AxialHeads, HEADS, 0, 6, **RELATIVE),
     "criss_cross": functools.partial(zoo.AxialHeads, HEADS, None, 6),
     "best_blocks": functools.partial(zoo.BlockTopKHeads, HEADS, 4, 3, **RELATIVE),
+    "mixed_blocks": functools.partial(
+        zoo.BlockTopKHeads, HEADS, 4, 3, mix="scores", **RELATIVE
+    ),
+    "indexed": functools.partial(zoo.IndexedHeads, HEADS, 6, 2, 4, 2, **RELATIVE),
+    "indexed_copies": functools.partial(
+        zoo.IndexedHeads, HEADS, 3, 2, 4, 2, gather_length=1, **RELATIVE
+    ),
 }
 # Of these there are no keys to shift, or they refuse that.
 UNSHIFTED = {
@@ -100,7 +108,15 @@ COMPRESSED = ("convolution", "convolution_and_window", "mean", "max")
 WITHOUT_BIAS = {"native_sparse", "native_sparse_shared", "sinkhorn", *COMPRESSED}
 WITHOUT_BIAS |= {kind for kind in NOT_CAUSAL if kind.startswith(("linf", "nystrom"))}
 # They attend to another sequence, too; the last one without a cache.
-OF_TWO = ("linear", "performer", "best_blocks", "convolution", "max", "luna")
+OF_TWO = (
+    "linear",
+    "performer",
+    "best_blocks",
+    "mixed_blocks",
+    "convolution",
+    "max",
+    "luna",
+)
 OF_TWO += ("induced", "linformer", "linformer_of_each_head", "clustered_queries")
 # Their shapes must be known.
 OF_KNOWN_LENGTH = ("random_blocks", "linformer", "linformer_of_each_head")

@@ -17,8 +17,10 @@ WITH_MORE = ("learned", "convolution", "max", "induced")
 NORMALISED = ("convolution_and_window", "long_short", "long_short_of_the_whole")
 # Rounding may choose other blocks or clusters.
 CHOOSING = ("best_blocks", "native_sparse", "native_sparse_shared", "clustered_queries")
-# Their logits are weights, so nothing reads the projection of the queries.
-WITHOUT_QUERIES = ("random_logits", "random_factors")
+CHOOSING += ("mixed_blocks", "indexed", "indexed_copies")
+# Their logits are weights, so nothing reads the projection of the queries; an indexer
+# learns by a loss of its own.
+NOT_BY_OUTPUTS = ("random_logits", "random_factors", "indexed", "indexed_copies")
 
 
 def built_attention(kind, **options):
@@ -71,7 +73,7 @@ def test_maps_show_who_is_seen(kind):
 @pytest.mark.parametrize(
     "kind",
     kinds.some(
-        [x for x in cases.ALL if x not in WITHOUT_QUERIES],
+        [x for x in cases.ALL if x not in NOT_BY_OUTPUTS],
         ("luna", "induced", "native_sparse", "sinkhorn"),
     ),
 )

@@ -52,7 +52,7 @@ def hold_updates():
 def update_or_hold(layer, statistics):
     """Moves a layer by the statistics of one call, or passes them to `hold_updates`.
 
-    The layer is an `OnlineKMeans` or a `MovingThresholds`.
+    The layer has a method `move`, as `OnlineKMeans` and `MovingThresholds`.
     """
     stack = _stack()
     if stack:

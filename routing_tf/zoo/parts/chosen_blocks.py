@@ -7,6 +7,7 @@ chunks of pairs, C pairs of a chunk, D dim.
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.products import product
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -104,8 +107,50 @@ def best_blocks(scores, candidates, count):
     return ops.where(best > -np.inf, ops.cast(blocks, "int32"), num_blocks)
 
 
-def attend(dot_product, query, blocks, chosen, own=None, training=None):
-    """Lets each query attend to its chosen blocks and its own block in one softmax.
+def own_scores(query, blocks, is_causal):
+    """Returns the products of queries with the means of the keys of their own blocks.
+
+    Means are those of real keys, with `is_causal` of those up to the query.
+
+    Args:
+        query: `<float>[B, H, L, D]`.
+        blocks: `KeyBlocks`.
+        is_causal: whether there is a causal mask.
+
+    Returns:
+        `<float32>[B, H, L]`, large and negative for a query that sees no key.
+    """
+    own = break_into_blocks(query, blocks.key.shape[3], axis=2)
+    own, key = ops.cast(own, "float32"), ops.cast(blocks.key, "float32")
+    products, visible = product(own, key, transpose_y=True), blocks.mask[..., None, :]
+    if is_causal:
+        slots = numbers(key.shape[3])
+        visible = ops.logical_and(visible, slots <= slots[:, None])
+    count = ops.sum(ops.cast(visible, "float32"), axis=-1)
+    means = ops.sum(ops.where(visible, products, 0), axis=-1) / ops.maximum(count, 1)
+    means = ops.where(count > 0, means, large_negative("float32"))
+    return put_back_blocks(means, length_of(query, 2), axis=2)
+
+
+def entries_of(scores, blocks):
+    """Returns the scores of some blocks.
+
+    From `<float32>[B, H, ..., G]` and `<int32>[B, H, ..., K]`, G for none, to the shape
+    of the latter, large and negative for none.
+    """
+    batch, heads, *rest, num_blocks = ops.shape(scores)
+    rows = (batch, heads * math.prod(rest))
+    table = ops.reshape(scores, (*rows, num_blocks))
+    places = ops.reshape(blocks, (*rows, ops.shape(blocks)[-1]))
+    found = gathering.entries_at(table, ops.minimum(places, num_blocks - 1))
+    found = ops.reshape(found, ops.shape(blocks))
+    return ops.where(blocks < num_blocks, found, large_negative("float32"))
+
+
+def attend(
+    dot_product, query, blocks, chosen, own=None, training=None, mixing_scores=None
+):
+    """Lets each query attend to its chosen blocks and its own block.
 
     Relative positions are in tokens, those of keys minus those of queries, which count
     from 0. Neither the output of a query nor the places of its pairs depend on later
@@ -120,6 +165,10 @@ def attend(dot_product, query, blocks, chosen, own=None, training=None):
         own: `"causal"` if a query also sees the block at its own place up to itself,
             `"whole"` if it sees all of it; None (the default) for neither.
         training: whether dropout is on.
+        mixing_scores: `<float32>[B, H, L, K + 1]`, K without an own block, which is the
+            first. With them, there is a softmax inside each block, and the results are
+            mixed by the softmax of these scores. None (the default) for one softmax
+            over all keys.
 
     Returns:
         `<float>[B, H, L, E]`.
@@ -130,7 +179,9 @@ def attend(dot_product, query, blocks, chosen, own=None, training=None):
     if chosen is not None:
         parts.append(_chosen_blocks(dot_product, query, blocks, chosen, training))
     outputs, sums = zip(*parts, strict=True)
-    return joined_parts(ops.concatenate(outputs, axis=3), ops.concatenate(sums, axis=3))
+    if mixing_scores is None:
+        mixing_scores = ops.concatenate(sums, axis=3)
+    return joined_parts(ops.concatenate(outputs, axis=3), mixing_scores)
 
 
 def _own_block(dot_product, query, blocks, is_causal, training):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf.zoo.parts.features import ReadsFeatures
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
@@ -23,7 +24,10 @@ def tokens(group, seed=0):
     query, key, value = (
         helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed + i) for i in range(3)
     )
-    return {"query": query, "key": key if group.needs_keys else None, "value": value}
+    arrays = {"query": query, "key": key if group.needs_keys else None, "value": value}
+    if isinstance(group, ReadsFeatures):
+        arrays["features"] = helpers.normal(BATCH, LENGTH, DIM, seed=seed + 3)
+    return arrays
 
 
 FEW = ("token_choice_apart_shifted", "threshold_apart", "prefix", "hashed_apart")

@@ -29,6 +29,7 @@ LEAKY = {"experts": kinds.experts}
 IN_BLOCKS = ("local", "dilated", "fixed", "fixed_distinct")
 KINDS = [
     *("full", "rotary", "sliding", "sliding_strided", "strided", "reformer"),
+    *("indexed", "indexed_copies"),
     *kinds.CLUSTERED,
     *kinds.APART,
 ]
@@ -65,6 +66,7 @@ WAYS += [("experts", True), ("experts", False), ("experts_apart", False)]
 FEW = [(kind, True) for kind in ("rotary", "sliding", "strided", "prefix", "random")]
 FEW += [(kind, True) for kind in ("token_choice_apart_shifted", "two_clusters")]
 FEW += [("hashed_apart", True), ("full", False), ("experts", False)]
+FEW += [("indexed_copies_shifted", True)]
 
 
 def ways(every, few):

@@ -52,6 +52,7 @@ class Problem:
         storage: string, the folder in `data_dir` for prepared data; `None` if there is
             nothing to prepare.
         has_own_files: boolean, whether the data consists of files that the user names.
+        segment_ids: boolean, whether windows pack several documents or pairs.
         places_are: string, the unit of the starts and lengths of windows, for people.
         lengths: dictionary from the problem's own lengths to the hyperparameters that
             must not be smaller.
@@ -87,6 +88,7 @@ class Problem:
     tokenizer = None
     storage = None
     has_own_files = False
+    segment_ids = False
     places_are = "ids"
     lengths = {"sequence_length": "max_sequence_length"}
 

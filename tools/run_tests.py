@@ -19,6 +19,7 @@ DATA = (
     "tests/commands_test.py",
     "tests/datagen_test.py",
     "tests/documented_figures_test.py",
+    "tests/files",
     "tests/output_file_test.py",
     "tests/preset_table_test.py",
     "tests/problems",

@@ -227,12 +227,13 @@ def test_survives_saving(tmp_path):
 
 def assert_trains(model, length):
     """Fails unless `fit` with compiled steps lowers the loss."""
+    keras.utils.set_random_seed(0)
     ids = keras.Input((length,), dtype="int32")
     lm = keras.Model(ids, keras.layers.Dense(VOCABULARY)(model(ids)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     lm.compile(keras.optimizers.Adam(0.01), loss, jit_compile=True)
     x = token_ids(length)
-    history = lm.fit(x, np.roll(x, -1, axis=1), epochs=8, verbose=0).history["loss"]
+    history = lm.fit(x, np.roll(x, -1, axis=1), epochs=24, verbose=0).history["loss"]
     assert history[-1] < 0.9 * history[0]
 
 

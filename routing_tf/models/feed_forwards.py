@@ -42,10 +42,11 @@ def register(name, make):
             `kernel_initializer`, `name` and `dtype`, that returns a layer; None for a
             `layers.FeedForward` with `"geglu"`.
     """
-    if name in OWN:
+    if not isinstance(name, str) or not name or name in OWN or not callable(make):
         raise ValueError(
-            "`name` must not be an activation of `layers.FeedForward`. Received: "
-            f"name={name!r}. Choose another"
+            "`name` must be a string that is no activation of `layers.FeedForward`, "
+            f"and `make` a function. Received: name={name!r}, make={make!r}. Choose "
+            "another"
         )
     _REGISTERED[name] = make
 

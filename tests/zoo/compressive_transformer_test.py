@@ -247,6 +247,8 @@ def continued(length, **state):
         (lambda: built().make_state(1, 4, 0), "`compressed_length` must be a positive"),
         (lambda: continued(6), "must be whole segments, or a part"),
         (lambda: continued(4, position=np.ones(2, "int32")), "length=4 at position 1"),
+        (lambda: continued(1, position=np.arange(2)), "positions from 0 to 1"),
+        (lambda: continued(4, usage=np.ones(2)), "in place of a dict of"),
     ],
 )
 def test_refusals(make, message):

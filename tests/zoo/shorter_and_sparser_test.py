@@ -73,6 +73,19 @@ def test_half_precision(name):
     golden_cases.assert_close(actual, expected, 0.1)
 
 
+def test_short_outputs_have_the_mask_of_embeddings():
+    """Also where neither batch nor length is known."""
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(9, DIM, mask_zero=True)(ids)
+    x = zoo.FunnelBackbone(DIM, 2, (1, 1), 0)(x)
+    mean = keras.layers.GlobalAveragePooling1D()(x)
+    found, padded = (
+        keras.ops.convert_to_numpy(keras.Model(ids, mean)(row))
+        for row in (np.array([[1, 2, 3]]), np.array([[1, 2, 3, 0, 0, 0]]))
+    )
+    golden_cases.assert_close(found, padded, 1e-5)
+
+
 X = np.ones((2, 3, DIM), "float32")
 
 
@@ -99,6 +112,12 @@ X = np.ones((2, 3, DIM), "float32")
         (lambda: built("causal")(X[None]), "must have the shape"),
         (lambda: built("funnel")(X[None]), "must have the shape"),
         (lambda: built("sparse")(X[0]), "must have the shape"),
+        (lambda: built("sparse").choose(X[0]), "must have the shape"),
+        (lambda: sparse().choose(X), "`choose` needs a layer that is built"),
+        (lambda: funnel().encode(X), "`encode` needs a layer that is built"),
+        (lambda: built("perceiver")(X[..., 1:]), "must be of the size 8"),
+        (lambda: perceiver(heads=[3]), "`heads` must be a list of head groups"),
+        (lambda: perceiver(heads=layers.FullHeads(2)), "`heads` must be a list"),
     ],
 )
 def test_refusals(refused, message):

@@ -260,6 +260,29 @@ def test_half_precision():
     assert_half_precision(built, LENGTH)
 
 
+def test_states_pass_through_keras_as_they_are():
+    """`stateless_call` is how a loop of one's own calls models on JAX."""
+    model, ids = backbone(), token_ids()
+    state = model.make_state(BATCH)
+    values = (model.trainable_variables, model.non_trainable_variables)
+    (stateless, _), _ = model.stateless_call(*values, ids, state=state)
+    expected, _ = model(ids, state=state)
+    golden_cases.assert_close(stateless, expected, 1e-6)
+
+
+def test_attention_beside_the_memory_may_depend_on_places():
+    """Blocks lie at the same rows in a whole text and in its segments."""
+    local = layers.MixedAttention([layers.LocalHeads(2, (4,))], key_dim=4)
+    local.build((None, None, 8))  # as one that another model has used
+    side = {"side_attention": local, "memory_length": 6}
+    model, ids = backbone(segment_length=4, **side), token_ids()
+    outputs, state = [], model.make_state(BATCH)
+    for start in range(0, LENGTH, 4):
+        output, state = model(ids[:, start : start + 4], state=state)
+        outputs.append(keras.ops.convert_to_numpy(output))
+    golden_cases.assert_close(np.concatenate(outputs, axis=1), model(ids), 1e-5)
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
@@ -278,6 +301,19 @@ def test_half_precision():
             lambda: built()(np.ones((2, 3, DIM)), state=built().make_state(3)),
             "`state` must be what `make_state`",
         ),
+        (lambda: built()(np.ones((2, 3, DIM)), state=3), "`state` must be what"),
+        (lambda: built()(np.ones((2, 3, DIM)), state={}), "`state` must be what"),
+        (
+            lambda: backbone()(token_ids(), state=backbone().make_state(BATCH)[:1]),
+            "list for 2 blocks",
+        ),
+        (
+            lambda: built()(np.ones((2, 3, DIM)), mask=np.ones((2, 4), "bool")),
+            "`mask` must have the shape",
+        ),
+        (lambda: built()(np.ones((2, 0, DIM))), "at least one token"),
+        (lambda: backbone()(token_ids()[0]), "ids of the shape"),
+        (lambda: backbone()({"ids": token_ids()}), "'token_ids', and of a"),
         (lambda: backbone(norm_position="both"), "`norm_position` must be one of"),
         (lambda: zoo.TransformerXLBackbone(9, 1, 3, 8, 4, 4), "must divide the size"),
     ],

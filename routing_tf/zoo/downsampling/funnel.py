@@ -246,7 +246,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
             layer.build(shape)
 
     def call(self, inputs, mask=None, training=None):
-        arguments.tokens_shape(self, inputs.shape)
+        arguments.tokens_shape(self, inputs.shape, self.hidden_dim)
         mask = mask_of(inputs) if mask is None else mask
         states = self.encode(inputs, mask, training)
         if not self.decoder_layers:
@@ -264,6 +264,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
             mask: as in a call; None (the default) for no padding.
             training: as in a call.
         """
+        arguments.check_built(self, "encode")
         x, states = ops.convert_to_tensor(inputs, dtype=self.compute_dtype), []
         for block, (first, *rest) in enumerate(self.blocks):
             if block == 0:
@@ -349,6 +350,4 @@ def _pairs(x):
         `[batch, ceil(length / 2), 2, size]`.
     """
     x = ops.pad(x, [(0, 0), (0, 1), (0, 0)])
-    batch, length, size = ops.shape(x)
-    number = length // 2
-    return ops.reshape(x[:, : 2 * number], (batch, number, 2, size))
+    return ops.stack([x[:, :-1:2], x[:, 1::2]], axis=2)

@@ -42,7 +42,8 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
 
     With `causal=True` the latents are the last `num_latents` inputs, each of which
     attends to all inputs up to itself, and then to latents up to itself (Perceiver AR).
-    So no later input influences an output, while all earlier ones are read.
+    So no later input influences an output, except with expert choice in `heads`, while
+    all earlier ones are read.
 
     Nothing here knows positions: add them to the inputs and to the output queries. All
     parts normalise what they read first; the outputs are not normalised.
@@ -150,7 +151,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         # Configs, of which each block makes its own heads.
         self.heads = heads
         if heads is not None:
-            self.heads = [serialize(deserialize(group)) for group in heads]
+            self.heads = [serialize(group) for group in _checked_heads(heads)]
         self.output_dim = check_optional_integer("output_dim", output_dim)
         self.num_outputs = check_optional_integer("num_outputs", num_outputs)
         self.intermediate_dim = check_optional_integer(
@@ -229,6 +230,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
                 f"`latent_dim`. Received: shape={tuple(inputs_shape)}, latent_dim="
                 f"{self.latent_dim}. Project them to this size"
             )
+        self.input_dim = inputs_shape[-1]
         latents_shape = (None, self.num_latents, self.latent_dim)
         if not self.causal:
             self.latents = self._add_queries("latents", *latents_shape[1:])
@@ -250,7 +252,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         return self.add_weight(name=name, shape=shape, initializer=initializer)
 
     def call(self, inputs, output_queries=None, mask=None, training=None):
-        arguments.tokens_shape(self, inputs.shape)
+        arguments.tokens_shape(self, inputs.shape, self.input_dim)
         mask = mask_of(inputs) if mask is None else mask
         if self.causal:
             latents = inputs[:, -self.num_latents :]
@@ -317,3 +319,16 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         if mask is None or not self.causal:
             return None
         return mask[:, -self.num_latents :]
+
+
+def _checked_heads(heads):
+    """Returns a list of head groups, from their configs, too."""
+    groups = heads if isinstance(heads, (list, tuple)) else []
+    is_config = (isinstance(group, (dict, layers.HeadGroup)) for group in groups)
+    groups = [deserialize(group) for group in groups] if all(is_config) else []
+    if groups and all(isinstance(group, layers.HeadGroup) for group in groups):
+        return groups
+    raise ValueError(
+        "`heads` must be a list of head groups, such as [layers.RoutedHeads(4, 8, "
+        f"32)], or None. Received: heads={heads!r}"
+    )

@@ -5,6 +5,7 @@ from keras import ops
 
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
@@ -102,7 +103,7 @@ class SparseFeedForward(ConfiguredLayer):
         check_rate("dropout", dropout)
         self.dropout = dropout
         self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.seed = seed
+        self.seed = None if seed is None else check_non_negative_integer("seed", seed)
         if self.intermediate_dim % self.block_size:
             raise ValueError(
                 "`block_size` must divide `intermediate_dim`. Received: "
@@ -114,9 +115,9 @@ class SparseFeedForward(ConfiguredLayer):
                 f"hard_probability={hard_probability}"
             )
         self.num_blocks = self.intermediate_dim // self.block_size
-        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
         self.dropout_layer = keras.layers.Dropout(
-            dropout, seed=seed, dtype=self.dtype_policy
+            dropout, seed=self.seed, dtype=self.dtype_policy
         )
         self.bottleneck = self._dense("bottleneck", self.controller_dim, use_bias=False)
         self.controller = self._dense("controller", self.intermediate_dim)
@@ -173,7 +174,10 @@ class SparseFeedForward(ConfiguredLayer):
         Returns:
             `<int32>[batch, length, blocks]`, numbers within a block.
         """
-        logits = self._logits(ops.convert_to_tensor(inputs))
+        arguments.check_built(self, "choose")
+        inputs = ops.convert_to_tensor(inputs)
+        arguments.tokens_shape(self, inputs.shape)
+        logits = self._logits(inputs)
         return ops.cast(ops.argmax(logits, axis=-1), "int32")
 
     def _logits(self, x):

@@ -186,8 +186,10 @@ class CompressiveAttention(TransformerXLAttention):
         if begins:
             state = self._empty_state(ops.shape(x)[0])
         else:
-            state = checked_state(state, x)
+            state = checked_state(state, x, self._state_names())
             self._check_parts(static_length("inputs", x), state["position"])
+            if "usage" in state:  # an outer layer may have cast it
+                state = {**state, "usage": ops.cast(state["usage"], "float32")}
         outputs, differences = [], []
         for own, own_real in segments(x, real, self.segment_length):
             is_whole = own.shape[1] == self.segment_length
@@ -207,11 +209,21 @@ class CompressiveAttention(TransformerXLAttention):
         output = ops.concatenate(outputs, axis=1)
         return output if begins else (output, state)
 
-    def _check_parts(self, length, position):
+    def _state_names(self):
+        parts = ("memory", "compressed", "segment")
+        names = [*parts, *(f"{part}_mask" for part in parts), "position"]
+        return [*names, "usage"] if self.compression == "most_used" else names
+
+    def _check_parts(self, length, positions):
         try:
-            position = int(position[0])
+            position, last = int(ops.min(positions)), int(ops.max(positions))
         except TypeError:  # unknown, while a function is traced
-            position = 0
+            position = last = 0
+        if position != last:
+            raise ValueError(
+                "All texts of a state must be at the same position of a segment. "
+                f"Received: positions from {position} to {last}. Read them apart"
+            )
         is_whole = position == 0 and length % self.segment_length == 0
         if not is_whole and position + length > self.segment_length:
             raise ValueError(
@@ -418,10 +430,16 @@ class CompressiveTransformerBackbone(TransformerXLBackbone):
         **kwargs,
     ):
         # What blocks are made from.
-        self.compressed_length = compressed_length
-        self.compression_rate = compression_rate
+        self.compressed_length = check_positive_integer(
+            "compressed_length", compressed_length
+        )
+        self.compression_rate = check_positive_integer(
+            "compression_rate", compression_rate
+        )
         self.compression = compression
-        self.reconstruction_weight = reconstruction_weight
+        self.reconstruction_weight = check_not_negative(
+            "reconstruction_weight", reconstruction_weight
+        )
         sizes = (vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim)
         super().__init__(*sizes, memory_length, segment_length, **kwargs)
 

@@ -13,6 +13,7 @@ from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
+from routing_tf.zoo.parts import arguments
 
 WAVELENGTHS = 1.0e4
 
@@ -24,6 +25,8 @@ class TakesState(keras.layers.Layer):
         if isinstance(state, NotCast):
             kwargs["state"] = state
         elif state is not None:
+            if not isinstance(state, (dict, list, tuple)):
+                raise ValueError(_rule_of_states(f"state={state!r}"))
             # Keras would cast its float tensors.
             state = keras.tree.map_structure(ops.convert_to_tensor, state)
             kwargs["state"] = NotCast(state, None)
@@ -101,11 +104,7 @@ def sinusoids(distances, dim):
 
 def empty_memories(layer, batch_size, **lengths):
     """Returns memories of a layer that hold nothing, and their masks, by name."""
-    if not layer.built:
-        raise ValueError(
-            "`make_state` needs a layer that is built. Received: built=False with "
-            f"name={layer.name!r}. Call it before, or `build((None, None, dim))`"
-        )
+    arguments.check_built(layer, "make_state")
     state = {}
     for name, length in lengths.items():
         check_positive_integer(f"{name}_length", length)
@@ -115,15 +114,47 @@ def empty_memories(layer, batch_size, **lengths):
     return state
 
 
-def checked_state(state, x):
-    """Returns the dict of a state; a `ValueError` if it is of other inputs."""
-    shape, batch = state.cache["memory"].shape, x.shape[0]
+def values_of(state):
+    """Returns a state as it was given; `stateless_call` passes it on as it is."""
+    return state.cache if isinstance(state, NotCast) else state
+
+
+def checked_state(state, x, names):
+    """Returns the dict of a state; a `ValueError` if it is of other inputs.
+
+    Args:
+        state: what a call was given.
+        x: its inputs.
+        names: those of the tensors of a state.
+    """
+    state, batch = values_of(state), x.shape[0]
+    if not isinstance(state, dict) or set(state) != set(names):
+        found = sorted(state) if isinstance(state, dict) else type(state).__name__
+        raise ValueError(
+            _rule_of_states(f"{found} in place of a dict of {sorted(names)}")
+        )
+    shape = state["memory"].shape
     if shape[-1] == x.shape[-1] and (shape[0] == batch or None in (shape[0], batch)):
-        return state.cache
+        return state
     raise ValueError(
+        _rule_of_states(
+            f"a memory of shape {tuple(shape)} with inputs of shape {tuple(x.shape)}"
+        )
+    )
+
+
+def checked_states(state, number):
+    """Returns the list of the states of all blocks, or raises a `ValueError`."""
+    state = values_of(state)
+    if isinstance(state, (list, tuple)) and len(state) == number:
+        return state
+    raise ValueError(_rule_of_states(f"{type(state).__name__} for {number} blocks"))
+
+
+def _rule_of_states(received):
+    return (
         "`state` must be what `make_state` or an earlier call returned for as many "
-        f"texts. Received: a memory of shape {tuple(shape)} with inputs of shape "
-        f"{tuple(x.shape)}"
+        f"texts. Received: {received}"
     )
 
 

@@ -22,6 +22,7 @@ from routing_tf.zoo.recurrence.segments import RecurrentBlock
 from routing_tf.zoo.recurrence.segments import TakesState
 from routing_tf.zoo.recurrence.segments import checked_side_attention
 from routing_tf.zoo.recurrence.segments import checked_state
+from routing_tf.zoo.recurrence.segments import checked_states
 from routing_tf.zoo.recurrence.segments import empty_memories
 from routing_tf.zoo.recurrence.segments import relative_shift
 from routing_tf.zoo.recurrence.segments import segments
@@ -30,6 +31,7 @@ from routing_tf.zoo.recurrence.segments import sinusoids
 __all__ = ["TransformerXLAttention", "TransformerXLBackbone"]
 
 EMBEDDINGS_STDDEV = 0.02
+STATE = ("memory", "memory_mask")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -46,7 +48,10 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
     a text. A token reads its segment up to itself and the memory before the segment, so
     outputs depend on where segments end, unless the memory holds all earlier tokens.
     With `same_length` a token reads itself and `memory_length` tokens before it, and
-    outputs are the same however a text is split.
+    outputs are the same however a text is split, unless there is `side_attention`.
+
+    Outputs depend on no later token, except with expert choice in `side_attention`,
+    which leaks inside a segment.
 
     Args:
         num_heads: number of heads.
@@ -136,7 +141,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         shape = (self.num_heads, 1, self.key_dim)
         self.content_bias = self.add_weight(shape, "zeros", name="content_bias")
         self.position_bias = self.add_weight(shape, "zeros", name="position_bias")
-        if self.side_attention is not None:
+        if self.side_attention is not None and not self.side_attention.built:
             self.side_attention.build((None, None, self.dim))
 
     def _dense(self, name, input_dim, units):
@@ -227,9 +232,10 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
     def call(self, inputs, mask=None, training=None, state=None):
         x, real = arguments.without_padding(inputs, mask)
         if state is None:
-            memory, seen, memory_length = x[:, :0], real[:, :0], self.memory_length
+            memory, seen = self._nothing(x, real)
+            memory_length = self.memory_length
         else:
-            state = checked_state(state, x)
+            state = checked_state(state, x, STATE)
             memory, seen = state["memory"], state["memory_mask"]
             memory_length = memory.shape[1]
         window = memory_length if self.same_length else None
@@ -246,6 +252,17 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         if state is None:
             return output
         return output, {"memory": memory, "memory_mask": seen}
+
+    def _nothing(self, x, real):
+        """Returns the memory before a text, and its mask.
+
+        Beside other attention it has as many rows as later, because their number may
+        decide what is near.
+        """
+        if self.side_attention is None:
+            return x[:, :0], real[:, :0]
+        shape = (ops.shape(x)[0], self.memory_length)
+        return ops.zeros((*shape, self.dim), x.dtype), ops.zeros(shape, "bool")
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
@@ -353,11 +370,11 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
         check_rate("dropout", dropout)
         self.dropout = dropout
         self.attention_dropout = attention_dropout
-        self.memory_length = memory_length
-        self.segment_length = segment_length
+        self.memory_length = check_positive_integer("memory_length", memory_length)
+        self.segment_length = check_optional_integer("segment_length", segment_length)
         self.same_length = same_length
         self._make_layers(checked_side_attention(side_attention))
-        self.build(None)
+        self.build((None, None))
 
     def _make_layers(self, side):
         own = {"dtype": self.dtype_policy}
@@ -423,11 +440,13 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
 
     def call(self, inputs, training=None, state=None):
         inputs = inputs if isinstance(inputs, dict) else {"token_ids": inputs}
+        _check_inputs(inputs)
         padding_mask = inputs.get("padding_mask")
         x = self.token_embedding(inputs["token_ids"])
         x = self.embedding_dropout(x, training=training)
-        states = [None] * self.num_layers if state is None else state.cache
-        after = []
+        states, after = [None] * self.num_layers, []
+        if state is not None:
+            states = checked_states(state, self.num_layers)
         for block, own in zip(self.blocks, states, strict=True):
             x = block(x, padding_mask=padding_mask, training=training, state=own)
             if own is not None:
@@ -440,3 +459,14 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
         if isinstance(inputs_shape, dict):
             inputs_shape = inputs_shape["token_ids"]
         return (*inputs_shape, self.hidden_dim)
+
+
+def _check_inputs(inputs):
+    """Raises a `ValueError` unless there are ids, and nothing unknown."""
+    shape = getattr(inputs.get("token_ids"), "shape", ())
+    if len(shape) != 2 or not set(inputs) <= {"token_ids", "padding_mask"}:
+        raise ValueError(
+            "Inputs must be token ids [batch, length], or a dict of them as "
+            "'token_ids', and of a 'padding_mask'. Received: "
+            f"{sorted(inputs)}, ids of the shape {tuple(shape)}"
+        )

@@ -282,6 +282,17 @@ def test_a_first_step_starts_anew():
             golden_cases.assert_close(output, whole, 1e-5)
 
 
+def test_a_stateless_call_takes_a_cache():
+    """Keras hands arguments on as they are there; a usual call wraps a cache."""
+    attention = layers.MixedAttention([layers.LocalHeads(2, (4,))], key_dim=4)
+    block, x = layers.TransformerBlock(attention, None), normal(1, 6, 8)
+    for layer, options in ((attention, {"use_causal_mask": True}), (block, {})):
+        expected, cache = layer(x, **options), layer.make_cache(1, 6)
+        values = layer.trainable_variables, layer.non_trainable_variables
+        (output, _), _ = layer.stateless_call(*values, x, cache=cache, cache_index=0)
+        golden_cases.assert_close(output, expected, 1e-5)
+
+
 def test_a_cache_may_be_made_before_the_weights():
     layer = layers.MixedAttention([kinds.experts(), CASES["local"]()], KEY_DIM)
     cache = layer.make_cache(2, LENGTH)

@@ -370,6 +370,7 @@ class MixedAttention(Projections):
     ):
         if routing_scope is not None:
             arguments.check_routing_scope(routing_scope)
+        cache = NotCast.of(cache, cache_index)
         query_mask = mask if query_mask is None else query_mask
         if value is not None or self_attention is not None:
             value = arguments.other_sequence(query, value, self_attention)

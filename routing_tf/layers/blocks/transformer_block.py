@@ -275,6 +275,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         segment_ids=None,
         memory_segment_ids=None,
     ):
+        cache = NotCast.of(cache, cache_index)
         masks = {"padding_mask": padding_mask, "memory_mask": memory_mask}
         masks["segments"] = self._segments(segment_ids, memory_segment_ids, cache)
         if cache is not None:

@@ -13,7 +13,12 @@ class NotCast:
         """Returns keyword arguments with cache and index, if any, in one object."""
         arguments = dict(arguments)
         cache = arguments.pop("cache", None)
-        index = arguments.pop("cache_index", None)
-        if isinstance(cache, cls) or cache is None:
-            return {**arguments, "cache": cache}
-        return {**arguments, "cache": cls(cache, index)}
+        return {**arguments, "cache": cls.of(cache, arguments.pop("cache_index", None))}
+
+    @classmethod
+    def of(cls, cache, index):
+        """Returns a cache and its index in one object, if there is one.
+
+        `stateless_call` of Keras passes both on as they are.
+        """
+        return cache if isinstance(cache, cls) or cache is None else cls(cache, index)

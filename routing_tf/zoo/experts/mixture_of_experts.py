@@ -500,8 +500,8 @@ def _swapped(x):
 
 
 def _in_a_model(place, num_experts=8, top_k=2, **options):
-    """Two of eight experts in every other block, as in GLaM."""
-    if place.index % 2 == 0:
+    """Two of eight experts in every other block, as in GLaM, or in the only one."""
+    if place.index % 2 == 0 and place.num_blocks > 1:
         return None
     return MixtureOfExperts(
         num_experts,

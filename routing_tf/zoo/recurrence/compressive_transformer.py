@@ -199,7 +199,7 @@ class CompressiveAttention(TransformerXLAttention):
             ended, left = self._ended(state)
             if is_whole:
                 state = ended
-                if training:
+                if training and self.trainable:
                     differences.append(self._difference(own, own_real, *left))
             else:
                 is_end = state["position"][0] == self.segment_length

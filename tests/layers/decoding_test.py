@@ -290,6 +290,7 @@ def test_a_stateless_call_takes_a_cache():
         expected, cache = layer(x, **options), layer.make_cache(1, 6)
         values = layer.trainable_variables, layer.non_trainable_variables
         (output, _), _ = layer.stateless_call(*values, x, cache=cache, cache_index=0)
+        output, expected = golden_cases.to_numpy((output, expected))
         golden_cases.assert_close(output, expected, 1e-5)
 
 

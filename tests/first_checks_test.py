@@ -93,7 +93,7 @@ def test_values_are_refused_as_by_the_hyperparameters():
 def test_names_of_patterns_are_those_there_are():
     there = [name for name in patterns.OWN if name] + sorted(patterns.all_patterns())
     assert list(known_values.PATTERNS) == there
-    there = [*feed_forwards.OWN, *feed_forwards.all_names()]
+    there = [*feed_forwards.OWN, *feed_forwards.all_makers()]
     assert sorted(known_values.CHOICES["feed_forward"]) == sorted(there)
 
 

@@ -35,7 +35,7 @@ from routing_tf.cli import known_names
 from routing_tf.files.splits import SPLITS
 
 # The flags of splits, and the splits of a problem.
-OF_FLAGS = {"train_split": "train", "eval_split": "validation"}
+SPLIT_FLAGS = {"train_split": "train", "eval_split": "validation"}
 HPARAMS = "\n".join(
     f"{subject}: {', '.join(names)}."
     for subject, names in known_names.HYPERPARAMETERS.items()
@@ -185,7 +185,7 @@ def configure(options):
     earlier = run_config.RunConfig.load(options.model_dir)
     problem_fields = commands.problem_fields(options, earlier)
     problem_options = problem_fields["problem_options"]
-    for split, default in OF_FLAGS.items():
+    for split, default in SPLIT_FLAGS.items():
         value = options[split].value
         if value is not None and value != problem_options.get(split, default):
             problem_options[split] = value

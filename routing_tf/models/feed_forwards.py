@@ -51,14 +51,14 @@ def register(name, make):
     _REGISTERED[name] = make
 
 
-def all_names():
+def all_makers():
     """Returns a dict of all functions by name, including those of `routing_tf.zoo`."""
     return importlib.import_module("routing_tf.zoo").FEED_FORWARDS | _REGISTERED
 
 
 def find(name):
     """Returns the function that is registered under a name, or None."""
-    return None if name in OWN else all_names().get(name)
+    return None if name in OWN else all_makers().get(name)
 
 
 def make_layer(kind, place, output_initializer=None, **options):

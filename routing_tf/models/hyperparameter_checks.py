@@ -161,7 +161,7 @@ def _check_feed_forward(h):
     name = h.feed_forward
     if name in feed_forwards.OWN:
         return
-    names = (*feed_forwards.OWN, *feed_forwards.all_names())
+    names = (*feed_forwards.OWN, *feed_forwards.all_makers())
     check_choice("feed_forward", name, names)
     if h.compatibility is not None:
         raise ValueError(

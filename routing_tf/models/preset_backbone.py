@@ -45,7 +45,7 @@ class PresetBackbone(keras_hub.models.Backbone):
             "hyperparameters": self.hyperparameters.to_dict(),
         }
 
-    def export(self, filepath, format="tf_saved_model", **kwargs):
+    def export(self, filepath, format="tf_saved_model", *args, **kwargs):
         """Exports as `keras.Model.export` does, if the format can have the heads.
 
         Raises:
@@ -53,7 +53,7 @@ class PresetBackbone(keras_hub.models.Backbone):
                 over blocks of queries.
         """
         check_format(self, format)
-        super().export(filepath, format, **kwargs)
+        super().export(filepath, format, *args, **kwargs)
 
     @staticmethod
     def get_layout_map(

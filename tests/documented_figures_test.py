@@ -323,6 +323,31 @@ def test_sentence_of_training_by_adam():
     assert sentence in read(BENCHMARKS)
 
 
+def test_sentences_of_the_readme():
+    """Here a figure in the place of another one would mislead most."""
+    cells_of = {pattern: cells for (pattern, _), cells in recalled(*MAIN).items()}
+    large = {name: cells[1].partition(" ")[0] for name, cells in cells_of.items()}
+    exploring = "token choice, with the three settings", "hashed"
+    taught, hashed = (recalled_as_others(name, 0)[:5] for name in exploring)
+    names = "token choice", "local", "full"
+    routed, local, full = (mean(name, 1) for name in names)
+    later = [mean(name, 1, steps=9000) for name in ("full", "token choice")]
+    times = {row[0]: row for row in rows_below("### Decoding")}
+    cached = times["cache token choice (TensorFlow graph)"]
+    dense = times["cache dense (TensorFlow graph)"]
+    for sentence in (
+        f"predicts {large['token choice']} of the values. With local heads in that "
+        f"layer it predicts {large['local']}, and with full attention {large['full']}.",
+        f"one head then predicts {taught}, and a hashed head that explores {hashed}.",
+        f"reaches {routed} bits per byte after 900 steps, with local heads {local} and "
+        f"with full attention {full}. After 9,000 steps full attention is ahead, with "
+        f"{later[0]} against {later[1]}.",
+        f"takes {cached[1]} with 1,024 tokens of context and {cached[3]} with 65,536. "
+        f"With full attention it takes {dense[1]} and {dense[3]}.",
+    ):
+        assert sentence in read("README.md")
+
+
 def test_sizes_of_caches_in_the_guide():
     rows = [line.strip("| ").split(" | ") for line in all_patterns()[2:]]
     cache_of = {name: cells[-1] for name, *cells in rows}

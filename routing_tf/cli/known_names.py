@@ -54,6 +54,7 @@ HYPERPARAMETERS = {
         "logit_soft_cap",
         "qk_norm",
         "attention_bias",
+        "sparse_projections",
         "shared_head_projection",
         "project_shared_keys",
     ),

@@ -149,6 +149,7 @@ RULES = (
             "use_gate",
             "qk_norm",
             "attention_bias",
+            "sparse_projections",
             "shared_head_projection",
             "project_shared_keys",
             "distinct_summaries",

@@ -111,6 +111,7 @@ def check(h):
     _check_flaws_of_the_release(h)
     _check_heads(h)
     _check_key_heads(h)
+    _check_sparse_projections(h)
     _check_rotary(h)
     _check_entmax(h)
     _check_dilation(h)
@@ -229,6 +230,22 @@ def _check_flaws_of_the_release(h):
                 f"`{name}` must be {none} with flaws of the release, which has none. "
                 f"Received: {name}={value!r} with compatibility={h.compatibility!r}. "
                 "Leave one of the two out"
+            )
+
+
+def _check_sparse_projections(h):
+    fitting = {
+        "num_key_value_heads": (None, h.num_heads),
+        "value_dim": (None, h.size_of_key),
+        "local_block_width": (None,),
+        "compatibility": (None,),
+    }
+    for name, values in fitting.items():
+        if h.sparse_projections and getattr(h, name) not in values:
+            raise ValueError(
+                f"`{name}` must be {' or '.join(map(str, values))} with "
+                "`sparse_projections=True`. Received: "
+                f"{name}={getattr(h, name)!r}. Leave one of the two out"
             )
 
 

@@ -165,6 +165,10 @@ class ModelConfig:
         qk_norm: whether queries and keys pass a norm with learned scales, see
             `MixedAttention`.
         attention_bias: whether the projections of attention have biases.
+        sparse_projections: whether queries, keys and values of self-attention are made
+            by few weights, see `zoo.SparseProjectionAttention`. Needs equal sizes of
+            queries and values, a key head for each head, and no
+            `local_block_width`.
         shared_head_projection: whether each head's output passes through one more
             matrix, the same for all heads (the release).
         project_shared_keys: whether keys are also projected for heads that share the
@@ -277,6 +281,7 @@ class ModelConfig:
     logit_soft_cap: float | None = None
     qk_norm: bool = False
     attention_bias: bool = False
+    sparse_projections: bool = False
     shared_head_projection: bool = False
     project_shared_keys: bool = False
     truncate_length: int | None = None

@@ -8,6 +8,7 @@ import keras
 
 from routing_tf import layers
 from routing_tf.layers.heads.routed import TOKEN_CHOICE
+from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.models import bridge
 from routing_tf.models import feed_forwards
 from routing_tf.models import patterns
@@ -114,7 +115,10 @@ def dropout(rate, name, policy):
 
 def _attention(hyperparameters, groups, name, policy, output_initializer):
     h = hyperparameters
-    return layers.MixedAttention(
+    make = layers.MixedAttention
+    if h.sparse_projections and name == "attention":
+        make = class_of_the_zoo("SparseProjectionAttention")
+    return make(
         groups,
         key_dim=h.size_of_key,
         value_dim=h.value_dim,

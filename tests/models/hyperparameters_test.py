@@ -108,6 +108,10 @@ def test_no_such_choice(field, value):
             {**FLAWED, "feed_forward": "sparse_feed_forward"},
         ),
         (
+            "`value_dim` must be None or 4 with `sparse_projections=True`.*=5",
+            {"sparse_projections": True, "value_dim": 5, "key_dim": 4},
+        ),
+        (
             "`local_key_shift=1` must come without flaws",
             {**FLAWED, "local_key_shift": 1},
         ),

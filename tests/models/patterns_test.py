@@ -82,6 +82,7 @@ def test_heads_of_each_pattern(name):
             for case in cases(OF_DECODERS)
         ),
         *({"feed_forward": name, **DEEPER} for name in FEED_FORWARDS),
+        pytest.param({"sparse_projections": True, **DEEPER}, id="sparse_projections"),
     ],
     ids=lambda changes: next(iter(changes.values())),
 )

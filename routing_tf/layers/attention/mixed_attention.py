@@ -267,13 +267,8 @@ class MixedAttention(Projections):
         dim = query_shape[-1]
         memory_dim = dim if value_shape is None else value_shape[-1]
         self.input_spec = keras.layers.InputSpec(axes={-1: dim})
-        self.build_projections(dim, memory_dim)
-        for group in self.head_groups:
-            arguments.check_not_built(group)
-            start = (None, group.num_heads, None)
-            key_shape = (*start, self.key_dim)
-            group.input_dim = dim
-            group.build(key_shape, key_shape, (*start, self.size_of_value))
+        self.size_of_output = self.output_dim or dim
+        self.build_heads(dim, memory_dim)
 
     def make_cache(
         self, batch_size, max_length, value=None, value_mask=None, token_bias=None

@@ -102,10 +102,10 @@ def dense_kernel(layer, name, heads):
     """Returns the matrix that some heads multiply the modules of F tokens by."""
     filters, (number, size) = filters_of(layer, name), layer.module_shape
     around, num_tokens = len(filters) // 2, filters.shape[1]
-    matrix = np.zeros((number, num_tokens, size, number, size))
+    matrix = np.zeros((num_tokens, number, size, number, size))
     for s, k in np.ndindex(number, len(filters)):
         if 0 <= s + k - around < number:
-            matrix[s + k - around, :, :, s] = filters[k]
+            matrix[:, s + k - around, :, s] = filters[k]
     matrix = matrix.reshape(number * num_tokens * size, -1, layer.key_dim)
     return matrix[:, heads].reshape(len(matrix), -1)
 
@@ -117,7 +117,7 @@ def test_heads_of_any_kind_read_dense_projections_of_modules(num_modules):
     modules = np.array([[modules_of(layer, token) for token in row] for row in x])
     padded = np.pad(modules, ((0, 0), (2, 0), (0, 0), (0, 0)))
     windows = [padded[:, f : f + LENGTH] for f in range(3)]
-    tokens = np.stack(windows, axis=3).reshape(BATCH, LENGTH, -1).astype("float32")
+    tokens = np.stack(windows, axis=2).reshape(BATCH, LENGTH, -1).astype("float32")
     dense = layers.MixedAttention(mixed(), KEY_DIM, output_dim=DIM)
     dense.build(tokens.shape)
     for group, own in zip(dense.head_groups, layer.head_groups, strict=True):

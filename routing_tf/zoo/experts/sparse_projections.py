@@ -266,8 +266,8 @@ class SparseProjectionAttention(MixedAttention):
             cache: `NotCast` of a cache and the position of the first token, or None.
 
         Returns:
-            `<float>[B, L, S * F * M]`, with the F tokens of a kernel side by side in
-            each module, and the modules that a cache contains; None without one.
+            `<float>[B, L, F * S * M]`, those of the F tokens of a kernel, the oldest
+            first, and what a cache contains of them; None without one.
         """
         real, ids = self._real_tokens(query, masks, segment_ids, cache)
         if real is not None:
@@ -287,15 +287,12 @@ class SparseProjectionAttention(MixedAttention):
         joined = ops.concatenate([past, x], axis=1)
         tokens = []
         for distance in range(number, -1, -1):
-            start = number - distance
-            token = joined[:, start : start + length]
+            token = joined[:, number - distance : number - distance + length]
             if places is not None:
                 is_own = (places >= distance)[..., None]
                 token = ops.where(is_own, token, ops.zeros_like(token))
-            shape = (*ops.shape(token)[:2], *self.module_shape)
-            tokens.append(ops.reshape(token, shape))
+            tokens.append(token)
         tokens = ops.concatenate(tokens, axis=-1)
-        tokens = ops.reshape(tokens, (*ops.shape(x)[:2], (number + 1) * self.width))
         if cache is None:
             return tokens, None
         static_length("query", query)
@@ -338,8 +335,10 @@ class SparseProjectionAttention(MixedAttention):
             return super().product(x, names)
         batch, length = ops.shape(x)[:2]
         number, size = self.module_shape
-        width = self.length_kernel_size * size
-        x = ops.reshape(x, (batch, length, number, width))
+        num_tokens = self.length_kernel_size
+        x = ops.reshape(x, (batch, length, num_tokens, number, size))
+        x = ops.swapaxes(x, 2, 3)
+        x = ops.reshape(x, (batch, length, number, num_tokens * size))
         around = self.module_kernel_size // 2
         if around:
             x = ops.pad(x, ((0, 0), (0, 0), (around, around), (0, 0)))

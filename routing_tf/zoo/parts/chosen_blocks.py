@@ -245,16 +245,9 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
 def step(group, tokens, query, chosen, size, index):
     """Lets a query attend to its own block, up to itself, and to those it chooses.
 
-    Args:
-        group: the heads.
-        tokens: rows `[B, H, G * S, row]`, see `caches.rows`.
-        query: `<float>[B, H, 1, D]`, at position `index`.
-        chosen: `<int32>[B, H, 1, K]`, as of `best_blocks`; None for no other block.
-        size: number S of slots of a block.
-        index: integer or tensor.
-
-    Returns:
-        `<float>[B, H, 1, value_dim]`.
+    `tokens` are rows `[B, H, G * S, row]`, see `caches.rows`, in blocks of `size`; the
+    query, `<float>[B, H, 1, D]`, is at position `index`. `chosen` blocks are those of
+    `best_blocks`, `<int32>[B, H, 1, K]`; None for no other block.
     """
     batch, heads, _, row = ops.shape(tokens)
     num_blocks = tokens.shape[2] // size

@@ -57,15 +57,8 @@ def attend(dot_product, inputs, window, training=None):
 def step(group, tokens, query, window, index):
     """Lets a query at position `index` attend to the last tokens up to it.
 
-    Args:
-        group: the heads.
-        tokens: rows `[batch, heads, places, row]`, see `caches.rows`.
-        query: `<float>[batch, heads, 1, key_dim]`.
-        window: number of tokens that the query sees, including its own.
-        index: integer or tensor.
-
-    Returns:
-        `<float>[batch, heads, 1, value_dim]`.
+    `tokens` are rows `[batch, heads, places, row]`, see `caches.rows`; the query is
+    `<float>[batch, heads, 1, key_dim]`, and sees `window` tokens, including its own.
     """
     window = min(window, tokens.shape[2])
     places = index - (window - 1) + numbers(window)

@@ -45,11 +45,7 @@ class SortedOrder:
         return gathering.gather(x, self.places)
 
     def entries(self, x):
-        """Returns which entries of keys each chunk reads, `[B, F, N, 1, 2 * C]`.
-
-        Args:
-            x: `[B, 1 or F, L]`.
-        """
+        """From a bias of keys `[B, 1, L]` to what chunks read, `[B, F, N, 1, 2 * C]`."""
         x = gathering.gather_entries(x, self.tokens, self.length)
         x = blocks.break_into_blocks(x, self.size, axis=2)
         return ops.swapaxes(self.windows(x[..., None]), -1, -2)

@@ -118,7 +118,8 @@ CACHED = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.thorough][: n != "shared"]) for n in CACHED]
+    "name",
+    [pytest.param(n, marks=[pytest.mark.thorough][: n != "shared"]) for n in CACHED],
 )
 def test_steps_equal_a_pass_over_all_inputs(name):
     options, start, size = CACHED[name]
@@ -151,6 +152,6 @@ def test_caches_need_a_causal_model_and_a_start_that_reaches_the_latents():
         built("latents").make_cache(1, 4)
     model = built("causal")
     (x,) = arguments(model)
-    rule = "Received: 6 inputs with latents at the places 6 to 8"
+    rule = "Received: 6 inputs with latents at places 6 to 8"
     with pytest.raises(ValueError, match=rule):
         model(x[:, :6], cache=model.make_cache(BATCH, LENGTH))

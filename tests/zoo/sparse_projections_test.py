@@ -80,7 +80,9 @@ def test_equals_the_oracle(case):
     layer, x = built(**CASES[case]), helpers.normal(BATCH, LENGTH, DIM)
     real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 3)
     sees = np.tri(LENGTH, dtype="bool") & real[:, None, None]
-    query, key, value = (projected(layer, n, x, real) for n in ("query", "key", "value"))
+    query, key, value = (
+        projected(layer, n, x, real) for n in ("query", "key", "value")
+    )
     expected, _ = helpers.dense_attention(query / KEY_DIM**0.5, key, value, sees)
     expected = expected.swapaxes(1, 2).reshape(BATCH, LENGTH, -1)
     if layer.use_output_projection:
@@ -90,7 +92,10 @@ def test_equals_the_oracle(case):
     output, _ = golden_cases.run(layer, x, query_mask=real, use_causal_mask=True)
     golden_cases.assert_close(output[real], expected[real], 1e-5)
     # Masks of Keras's attention and padding of packed documents hide it, too.
-    for options in ({"attention_mask": real[:, None]}, {"segment_ids": (real * 3).astype("int32")}):
+    for options in (
+        {"attention_mask": real[:, None]},
+        {"segment_ids": (real * 3).astype("int32")},
+    ):
         other, _ = golden_cases.run(layer, x, use_causal_mask=True, **options)
         if "segment_ids" in options:  # a hole ends a document
             other, expected = other[1:], expected[1:]
@@ -218,9 +223,12 @@ def test_steps_of_packed_documents_equal_the_whole(size):
 
 
 def test_positions_on_two_axes_need_a_kernel_over_modules_alone():
-    groups = [layers.LocalHeads(HEADS, (2, 2))]
-    layer = zoo.SparseProjectionAttention(groups, KEY_DIM, length_kernel_size=1)
+    layer = zoo.SparseProjectionAttention(
+        [layers.LocalHeads(HEADS, (2, 2))], KEY_DIM, length_kernel_size=1
+    )
     x = helpers.normal(BATCH, 4, 3, DIM)
+    layer.build(x.shape)
+    helpers.randomize(layer)
     output, _ = golden_cases.run(layer, x, use_causal_mask=True)
     changed = x.copy()
     changed[:, 0, 2] += 1.0  # in the second block
@@ -280,7 +288,8 @@ def test_is_adapted_and_quantized():
     x = helpers.normal(BATCH, LENGTH, DIM)
     layer = built()
     expected, _ = golden_cases.run(layer, x)
-    layer.quantize("int8")
+    for name in ("query", "key", "value", "output"):
+        getattr(layer, f"{name}_projection").quantize("int8")
     golden_cases.assert_close(golden_cases.run(layer, x)[0], expected, 0.1)
     layer = built()
     layer.enable_lora(2, projections=("module", "query"))

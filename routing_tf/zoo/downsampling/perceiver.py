@@ -85,8 +85,8 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             Defaults to the Keras mask of `inputs`. Padding is not read, but takes the
             places of latents in a causal model: put it before the inputs there.
         training: whether dropout is on, and centroids move.
-        cache: what `make_cache` or an earlier call of a causal model returned; None (the
-            default) for none.
+        cache: what `make_cache` of a causal model or an earlier call returned; None
+            (the default) for none.
         cache_index: number of inputs that the cache was fed, an integer or a scalar
             tensor; None (the default) for 0, which starts the cache anew.
 
@@ -340,7 +340,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         if starts and not first < length <= max_length:
             raise ValueError(
                 "The first call with a cache must reach the first latent, and not go "
-                f"beyond the last. Received: {length} inputs with latents at the places "
+                f"beyond the last. Received: {length} inputs with latents at places "
                 f"{first} to {max_length - 1}. Make a cache with another `max_length`"
             )
         place, skipped = (0, first) if starts else (cache.cache_index - first, 0)

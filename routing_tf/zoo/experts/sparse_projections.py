@@ -194,6 +194,7 @@ class SparseProjectionAttention(MixedAttention):
         *,
         query_mask=None,
         value_mask=None,
+        token_bias=None,
         training=None,
         cache=None,
         cache_index=None,
@@ -202,7 +203,7 @@ class SparseProjectionAttention(MixedAttention):
         self_attention=None,
         routing_scope=None,
         segment_ids=None,
-        **kwargs,
+        **options,
     ):
         value = arguments.other_sequence(query, value, self_attention)
         self._refuse_another_sequence(value)
@@ -212,18 +213,22 @@ class SparseProjectionAttention(MixedAttention):
         if self.length_kernel_size > 1:
             masks = [query_mask, value_mask, attention_mask]
             x, earlier = self._with_earlier(query, x, masks, segment_ids, cache)
+        if earlier is not None:
+            others = {k: v for k, v in cache.cache.items() if k != "earlier"}
+            cache = NotCast(others, cache.cache_index)
         output = super().call(
             x,
             query_mask=query_mask,
             value_mask=value_mask,
+            token_bias=token_bias,
             training=training,
             cache=cache,
             attention_mask=attention_mask,
             routing_scope=routing_scope,
             segment_ids=segment_ids,
-            **kwargs,
+            **options,
         )
-        if cache is None or earlier is None:
+        if earlier is None:
             return output
         output, cache = output
         return output, {**cache, "earlier": earlier}

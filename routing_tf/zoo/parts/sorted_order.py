@@ -45,7 +45,7 @@ class SortedOrder:
         return gathering.gather(x, self.places)
 
     def entries(self, x):
-        """From a bias of keys `[B, 1, L]` to what chunks read, `[B, F, N, 1, 2 * C]`."""
+        """From a bias of keys `[B, 1, L]` to what chunks read `[B, F, N, 1, 2 * C]`."""
         x = gathering.gather_entries(x, self.tokens, self.length)
         x = blocks.break_into_blocks(x, self.size, axis=2)
         return ops.swapaxes(self.windows(x[..., None]), -1, -2)

@@ -128,9 +128,7 @@ class CompressiveAttention(TransformerXLAttention):
                 "segments. Received: same_length=True"
             )
         check_multiple(memory_length=memory_length, segment_length=segment_length)
-        check_multiple(
-            segment_length=segment_length, compression_rate=compression_rate
-        )
+        check_multiple(segment_length=segment_length, compression_rate=compression_rate)
 
     def build(self, inputs_shape):
         super().build(inputs_shape)

@@ -398,19 +398,19 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
 
     def _add_losses(self, logits, probabilities, routes, real):
         real = ops.cast(real, "float32")
-        num_tokens = ops.maximum(ops.sum(real), 1.0)
+        own_tokens = ops.sum(real)
+        num_tokens = ops.maximum(own_tokens, 1.0)
         first = ops.one_hot(routes.experts[..., 0], self.num_experts, dtype="float32")
         shares, means = (
             ops.sum(x * real[..., None], axis=(0, 1)) / num_tokens
             for x in (first, probabilities)
         )
         balance = self.num_experts * ops.sum(shares * means)
-        squares = ops.square(ops.logsumexp(logits, axis=-1))
-        z_loss = ops.sum(squares * real) / num_tokens
+        z_loss = ops.sum(ops.logsumexp(logits, axis=-1) ** 2 * real) / num_tokens
         dropped = ops.logical_and(routes.is_chosen, ops.logical_not(routes.is_placed))
         dropped = ops.sum(ops.cast(dropped, "float32"))
-        own = [ops.stop_gradient(x) for x in (balance, z_loss, dropped)]
-        update_or_hold(self, [ops.ones(()), *own])
+        sums = [own_tokens, own_tokens * balance, own_tokens * z_loss, dropped]
+        update_or_hold(self, [ops.stop_gradient(x) for x in sums])
         losses = self.load_balancing_weight * balance, self.z_loss_weight * z_loss
         for name, loss in zip(STATISTICS, losses):
             if name in self.loss_names:
@@ -420,11 +420,11 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         """Writes the statistics of a step; see `OnlineKMeans.move`.
 
         Args:
-            statistics: list of the number of parts of a batch, the sums of both losses,
+            statistics: list of the number of tokens, the sums of both losses over them,
                 and the number of choices without a place.
         """
-        calls, balance, z_loss, dropped = statistics
-        means = [x / ops.maximum(calls, 1.0) for x in (balance, z_loss)]
+        tokens, balance, z_loss, dropped = statistics
+        means = [x / ops.maximum(tokens, 1.0) for x in (balance, z_loss)]
         for name, value in zip(STATISTICS, [*means, dropped], strict=True):
             self.statistics[name].assign(value)
 

@@ -7,6 +7,8 @@ import itertools
 
 import keras
 
+from routing_tf.layers.support.settings import Settings
+
 
 class ConfiguredLayer(keras.layers.Layer):
     """A layer whose config contains the constructor arguments of it and its bases.
@@ -24,7 +26,9 @@ class ConfiguredLayer(keras.layers.Layer):
 def _arguments(cls):
     """Names of the constructor arguments of a class and its bases."""
     ours = itertools.takewhile(lambda base: base is not ConfiguredLayer, cls.__mro__)
-    signatures = [inspect.signature(base.__init__) for base in ours]
+    # Those that a base takes from Keras are in the config of Keras.
+    own = (base.__init__ for base in ours if "__init__" in vars(base))
+    signatures = [inspect.signature(each) for each in own]
     arguments = [x for each in signatures for x in list(each.parameters.values())[1:]]
     any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return dict.fromkeys(x.name for x in arguments if x.kind not in any_number)
@@ -35,6 +39,8 @@ def _serialized(value):
         return serialize(value)
     if isinstance(value, list):
         return [_serialized(item) for item in value]
+    if isinstance(value, Settings):
+        return {name: _serialized(item) for name, item in value.to_dict().items()}
     if isinstance(value, dict):
         return dict(value)
     # Initializers and similar objects.

@@ -205,7 +205,7 @@ def test_of_images(blocks):
     [
         ("must come without `compatibility`", {"compatibility": "exact"}),
         ("needs rows and columns", {"routing": "axial"}),
-        ("no causal form.*name it in `encoder_routing`", {"routing": "linformer"}),
+        ("no causal form.*name them in `encoder_routing`", {"routing": "linformer"}),
         ("there are none.*num_routed_heads=0", {"num_routed_heads": 0}),
         ("num_local_only_layers=2 of 2 layers", {"num_local_only_layers": 2}),
         ("dropout` must be 0 with", {"routing": "linear", "attention_dropout": 0.5}),

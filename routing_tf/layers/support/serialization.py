@@ -61,16 +61,21 @@ def serialize(layer):
 def deserialize(layer):
     """Returns the layer of a config; layers and None are returned unchanged."""
     if isinstance(layer, dict):
-        _register_class(layer.get("registered_name"))
+        registered_class(layer.get("registered_name"))
         return keras.saving.deserialize_keras_object(layer)
     return layer
 
 
-def _register_class(name):
-    """Imports `routing_tf.zoo` if a class of this package is not in `layers`."""
-    is_ours = isinstance(name, str) and name.startswith("routing_tf>")
-    if is_ours and keras.saving.get_registered_object(name) is None:
+def registered_class(name):
+    """Returns the class that is registered under a name; None if there is none.
+
+    Imports `routing_tf.zoo` if it is a class of this package that is not in `layers`.
+    """
+    found = keras.saving.get_registered_object(name) if name else None
+    if found is None and isinstance(name, str) and name.startswith("routing_tf>"):
         importlib.import_module("routing_tf.zoo")
+        found = keras.saving.get_registered_object(name)
+    return found
 
 
 def class_of_the_zoo(name):

@@ -357,7 +357,7 @@ class Projections(LowRankAdaptation):
 
     def _product(self, x, names):
         """Returns several projections of `x`, side by side, in one multiplication."""
-        if self.quantized_projections:
+        if any(getattr(self, f"{name}_projection").quantization_mode for name in names):
             return self._product_apart(x, names)
         weights = {"kernel": [], "bias": []}
         for name in names:

@@ -45,6 +45,7 @@ HYPERPARAMETERS = {
         "num_factorized_heads",
         "num_local_only_layers",
         "routing",
+        "routed_heads",
         "routed_key_shift",
         "local_key_shift",
         "share_query_key",

@@ -131,6 +131,8 @@ def _check_type(h, field):
             if field.name == "memory_flange_blocks":
                 check = check_non_negative_integer
             check(field.name, value)
+    elif field.name == "routed_heads":
+        return  # checked where heads become data
     elif field.name == "entmax_alpha":
         if value is not None:
             entmax = importlib.import_module("routing_tf.zoo.entmax")
@@ -205,7 +207,7 @@ def _check_key_heads(h):
             f"must divide the number of heads of each pattern. {received}"
         )
     shared = h.num_cluster_strided_heads
-    if h.routing in OWN and h.routing != "full":
+    if h.routed_heads is None and h.routing in OWN and h.routing != "full":
         shared += h.num_routed_heads
     if shared and h.share_query_key:
         raise ValueError(

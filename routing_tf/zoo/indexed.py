@@ -439,4 +439,4 @@ def _settings(sizes):
     return {"num_selected": sizes.attention_window, "warm_up_steps": 300}
 
 
-PATTERNS = {"indexed": Pattern(IndexedHeads, _settings)}
+PATTERNS = {"indexed": Pattern(IndexedHeads, _settings, refuses=("entmax_alpha",))}

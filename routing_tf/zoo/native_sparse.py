@@ -447,4 +447,11 @@ def _settings(sizes):
     }
 
 
-PATTERNS = {"native_sparse": Pattern(NativeSparseHeads, _settings, of_encoders=False)}
+PATTERNS = {
+    "native_sparse": Pattern(
+        NativeSparseHeads,
+        _settings,
+        of_encoders=False,
+        refuses=("entmax_alpha", "key_shift", "rotary_positions"),
+    )
+}

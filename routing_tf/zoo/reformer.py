@@ -440,5 +440,6 @@ PATTERNS = {
         is_bounded=True,
         shares_query_key=True,
         is_clustered=True,
+        refuses=("entmax_alpha", "key_shift"),
     )
 }

@@ -47,7 +47,7 @@ class Projections(LowRankAdaptation):
         """The projections that Keras has quantized."""
         names = (f"{name}_projection" for name in QUANTIZABLE)
         projections = (getattr(self, name, None) for name in names)
-        return [x for x in projections if x is not None and x.can_be_adapted]
+        return [x for x in projections if x is not None and x.quantization_mode]
 
     def build_heads(self, dim, memory_dim):
         """Makes projections of tokens of these sizes, and builds the head groups."""
@@ -371,7 +371,7 @@ class Projections(LowRankAdaptation):
 
     def product(self, x, names):
         """Returns several projections of `x`, side by side, in one multiplication."""
-        if self.quantized_projections:
+        if any(getattr(self, f"{name}_projection").quantization_mode for name in names):
             return self._product_apart(x, names)
         weights = {"kernel": [], "bias": []}
         for name in names:

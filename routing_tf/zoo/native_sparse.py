@@ -33,6 +33,7 @@ __all__ = ["NativeSparseHeads"]
 
 BRANCHES = ("compressed", "selected", "window")
 MANY_TOKENS = "a compressed block has one key and one logit for many tokens"
+REFUSED = ("entmax_alpha", "key_shift", "rotary_positions")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -361,18 +362,18 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         num_summaries = num_places // self.compression_stride
         shape, dtype = (batch_size, self.num_heads), self.compute_dtype
         size = rows.row_size(self) * (1 if self.share_branches else 3)
+        summary_size = self.key_dim + self.value_dim + 1
         return {
             "tokens": ops.zeros((*shape, num_places, size), dtype),
-            "summaries": ops.zeros(
-                (*shape, num_summaries, self.key_dim + self.value_dim + 1), dtype
-            ),
+            "summaries": ops.zeros((*shape, num_summaries, summary_size), dtype),
         }
 
     def fill_cache(self, cache, inputs):
         branches = self.branches(inputs)
         summaries = to_rows(self.summaries(branches["compressed"]))
         new = {"tokens": self._tokens(branches), "summaries": summaries}
-        return {name: _padded(x, cache[name].shape[2]) for name, x in new.items()}
+        padded = blocks.pad_to_multiple
+        return {name: padded(x, cache[name].shape[2], 2) for name, x in new.items()}
 
     def step(self, cache, index, inputs):
         branches = self.branches(inputs)
@@ -431,11 +432,6 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         return ops.slice_update(summaries, (0, 0, number, 0), ops.where(ends, new, old))
 
 
-def _padded(x, length):
-    """Pads axis 2 with zeros up to a length."""
-    return ops.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)])
-
-
 def _settings(sizes):
     stride = share(sizes, 16)
     return {
@@ -449,9 +445,6 @@ def _settings(sizes):
 
 PATTERNS = {
     "native_sparse": Pattern(
-        NativeSparseHeads,
-        _settings,
-        of_encoders=False,
-        refuses=("entmax_alpha", "key_shift", "rotary_positions"),
+        NativeSparseHeads, _settings, of_encoders=False, refuses=REFUSED
     )
 }

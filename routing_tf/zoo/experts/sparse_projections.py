@@ -209,7 +209,7 @@ class SparseProjectionAttention(MixedAttention):
         self._refuse_another_sequence(value)
         cache, earlier = NotCast.of(cache, cache_index), None
         query_mask = mask if query_mask is None else query_mask
-        x = self._modules(query)
+        x = self._in_modules(query)
         if self.length_kernel_size > 1:
             masks = [query_mask, value_mask, attention_mask]
             x, earlier = self._with_earlier(query, x, masks, segment_ids, cache)
@@ -241,7 +241,7 @@ class SparseProjectionAttention(MixedAttention):
                 f"{tuple(value.shape)}. Use `MixedAttention` for it"
             )
 
-    def _modules(self, x):
+    def _in_modules(self, x):
         """Returns the modules of tokens, side by side, `<float>[..., S * M]`."""
         number, size = self.module_shape
         gates, kernel = (

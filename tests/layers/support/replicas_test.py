@@ -27,6 +27,9 @@ if backend == "tensorflow":
     cpu = tf.config.list_physical_devices("CPU")[0]
     devices = [tf.config.LogicalDeviceConfiguration()] * 2
     tf.config.set_logical_device_configuration(cpu, devices)
+    # Another strategy of this process would number its sums as this one does.
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    assert strategy.num_replicas_in_sync == 2
 
 random = np.random.default_rng(0)
 x = random.normal(size=(4, 12, 10)).astype("float32")
@@ -71,8 +74,6 @@ def train(num_devices, **options):
     rows = options.pop("rows", 4)
     scope = contextlib.nullcontext()
     if num_devices == 2 and backend == "tensorflow":
-        strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-        assert strategy.num_replicas_in_sync == 2
         scope = strategy.scope()
     elif num_devices == 2:
         assert len(keras.distribution.list_devices()) == 2

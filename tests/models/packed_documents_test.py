@@ -151,10 +151,10 @@ def test_models_around_it_and_scorers_hand_the_ids_on(
     inputs = inputs_of(lm, {**x, "other": 0})
     stateless = helpers.compiled(
         lambda inputs: lm.stateless_call(*variables, inputs)[0], jit_compile=None
-    )
+    )(inputs)
     of_hidden = lm.logits_of(golden_cases.run(lm.backbone, x)[0])
     of_hidden, predicted = golden_cases.to_numpy(of_hidden), lm.predict(x, verbose=0)
-    for found in (logits(outer, x), stateless(inputs), of_hidden, predicted):
+    for found in (logits(outer, x), stateless, of_hidden, predicted):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     nats = TokenScorer(lm).score(x, targets)
     shifted = expected - np.log(np.exp(expected).sum(-1, keepdims=True))

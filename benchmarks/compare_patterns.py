@@ -40,6 +40,7 @@ from routing_tf.training import checkpoints
 from routing_tf.training import evaluation
 from routing_tf.training import loading
 from routing_tf.training import run_config
+from routing_tf.zoo import FEED_FORWARDS
 
 PRESET = "python_small"
 # Its routed heads, in the last layers, are replaced; window and clusters stay. Local
@@ -53,6 +54,11 @@ PATTERNS = {
     "token choice": {"routing": "token_choice"},
     **{name: {"routing": name} for name in pattern_heads.OF_TEXT},
     "expert threshold": {"routing": "expert_threshold"},
+    # Token choice, and other layers in place of its feed-forward layers.
+    **{
+        name.replace("_", " "): {"routing": "token_choice", "feed_forward": name}
+        for name in FEED_FORWARDS
+    },
 }
 DEFAULT_PATTERNS = ["full", "local", "expert choice", "token choice"]
 WARM_UP_STEPS = 3
@@ -179,24 +185,24 @@ def time_steps(models, rounds, hparams=None):
             none.
 
     Returns:
-        List of the median tokens per second.
+        List of pairs of the median tokens per second and the number of weights.
     """
     steps = [training_step(*model, hparams) for model in models]
     seconds = [[] for _ in models]
     for number in tqdm.trange(WARM_UP_STEPS + rounds, desc="timing", disable=None):
-        for (step, _), times in zip(steps, seconds, strict=True):
+        for (step, *_), times in zip(steps, seconds, strict=True):
             started = time.perf_counter()
             step()
             if number >= WARM_UP_STEPS:
                 times.append(time.perf_counter() - started)
     return [
-        num_tokens / statistics.median(times)
-        for (_, num_tokens), times in zip(steps, seconds, strict=True)
+        (num_tokens / statistics.median(times), num_weights)
+        for (_, num_tokens, num_weights), times in zip(steps, seconds, strict=True)
     ]
 
 
 def training_step(pattern, key_shift, hparams):
-    """Returns a function that takes a training step, and its number of tokens."""
+    """Returns a function that takes a training step; how many tokens and weights."""
     changes = parse_overrides(hparams or "") | changes_of(pattern, key_shift)
     settings = preset_hyperparameters(PRESET).replace(**changes)
     config, problem = run_config.configure("python_source", settings)
@@ -210,7 +216,7 @@ def training_step(pattern, key_shift, hparams):
     def step():
         keras.Model.train_on_batch(lm, inputs, targets, weights)
 
-    return step, float(weights.sum())
+    return step, float(weights.sum()), lm.count_params()
 
 
 class Figures:
@@ -257,8 +263,8 @@ def table(figures, steps, files, hparams):
     """
     lines = [
         "| in place of the routed heads | key_shift | scope | bits per byte | seeds "
-        "| tokens/s |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| tokens/s | weights |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for pattern, shift in itertools.product(PATTERNS, (0, 1)):
         model = {"pattern": pattern, "key_shift": shift}
@@ -270,10 +276,13 @@ def table(figures, steps, files, hparams):
             values = [run["bits_per_byte"][scope] for run in runs]
             spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
             speed = f"{speeds[-1]['tokens_per_second']:,.0f}" if speeds else ""
+            weights = speeds[-1].get("weights") if speeds else None
+            size = f"{weights:,}" if weights else ""
             shown = scope if len(scopes) > 1 else "both"
+            speed_and_size = f"{speed} | {size} |" if scope == "full" else " | |"
             lines.append(
                 f"| {pattern} | {shift} | {shown} | {statistics.mean(values):.3f}"
-                f"{spread} | {len(values)} | {speed if scope == 'full' else ''} |"
+                f"{spread} | {len(values)} | {speed_and_size}"
             )
     return lines
 
@@ -295,12 +304,14 @@ def run(options):
         train_and_score(options, models, figures)
         if options.rounds:
             speeds = time_steps(models, options.rounds, options.hparams)
-            for (pattern, shift), speed in zip(models, speeds, strict=True):
+            for (pattern, shift), measured in zip(models, speeds, strict=True):
+                speed, num_weights = measured
                 figures.add(
                     kind="speed",
                     pattern=pattern,
                     key_shift=shift,
                     tokens_per_second=round(speed),
+                    weights=num_weights,
                     **({"hparams": options.hparams} if options.hparams else {}),
                 )
     tables = {

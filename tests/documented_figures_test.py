@@ -52,7 +52,7 @@ OWN_FIGURES = {
     "README.md": "",
     "docs/choosing_heads.md": "",
     "docs/faq.md": "",
-    "docs/recipes.md": "0.666 0.689 0.671 0.985 1.288 0.482 0.490",
+    "docs/recipes.md": "0.666 0.689 0.671 0.985 1.288 0.482 0.490 0.671 0.644",
 }
 
 
@@ -120,6 +120,29 @@ def mean(*arguments, **settings):
 def row_of(name):
     """Returns the pattern and scope of a row of a table of language models."""
     return ROWS[name.replace(", window of 64", "")]
+
+
+def test_feed_forward_layers():
+    record = compare_patterns.Figures(ROOT / "benchmarks/feed_forwards.json")
+    speeds = {run["pattern"]: run for run in record.find(kind="speed")}
+    fastest = speeds["token choice"]["tokens_per_second"]
+
+    def shown(name, steps):
+        runs = record.find(kind="bits", pattern=name, steps=steps, seed=0)
+        return f"{runs[0]['bits_per_byte']['full']:.3f}" if runs else "-"
+
+    rows = rows_below("## What they bring", "docs/experts_and_memories.md")
+    for name, *cells in rows:
+        name = name.replace("GEGLU in each block", "token choice")
+        speed = speeds[name]["tokens_per_second"]
+        steps = round(900 * speed / fastest)
+        assert cells == [
+            f"{speeds[name]['weights']:,}",
+            f"{speed:,}",
+            shown(name, 900),
+            f"{shown(name, steps)}, {steps} steps",
+        ]
+    assert len(rows) == len(speeds)
 
 
 def test_recall():

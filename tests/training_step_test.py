@@ -114,6 +114,53 @@ class TestSteps:
                 np.testing.assert_allclose(trained[name], value, 1e-4, 1e-5, name)
 
 
+WITH_EXPERTS = {"feed_forward": "mixture_of_experts", "weight_decay": 0.0}
+
+
+class TestLossesByName:
+    def reports(self, num_parts=1, **changes):
+        run = run_of(
+            kind="text", num_parts=num_parts, changes={**WITH_EXPERTS, **changes}
+        )
+        return run, run.train()
+
+    @pytest.mark.parametrize(
+        "num_parts", [1, pytest.param(2, marks=pytest.mark.thorough)]
+    )
+    def test_they_are_parts_of_the_loss_beside_that_of_clusters(self, num_parts):
+        run, reports = self.reports(num_parts)
+        for report in reports:
+            assert list(report.named_losses) == ["load_balancing_loss"]
+            parts = [report.cross_entropy, report.clustering_loss]
+            parts += report.named_losses.values()
+            assert min(parts) > 0
+            np.testing.assert_allclose(report.loss, sum(parts), rtol=1e-6)
+        (experts,) = (
+            block.feed_forward
+            for block in run.lm.backbone.blocks
+            if hasattr(block.feed_forward, "num_experts")
+        )
+        balance = float(ops.convert_to_numpy(experts.statistics["load_balancing_loss"]))
+        assert balance > 0.5
+        # Parts count by their tokens.
+        found = reports[-1].named_losses["load_balancing_loss"]
+        np.testing.assert_allclose(found, 0.01 * balance, rtol=1e-5)
+
+    @pytest.mark.thorough
+    @pytest.mark.parametrize("remat", ["remat", "remat_feed_forward"])
+    def test_they_keep_their_names_where_gradients_compute_again(self, remat):
+        changes = {"routing": "indexed", "commitment_weight": 0.5}
+        _, expected = self.reports(**changes)
+        _, reports = self.reports(**changes, **{remat: True})
+        for one, other in zip(expected, reports, strict=True):
+            assert list(one.named_losses) == ["indexer_loss", "load_balancing_loss"]
+            for name, loss in one.named_losses.items():
+                assert loss > 0
+                np.testing.assert_allclose(other.named_losses[name], loss, rtol=1e-4)
+            np.testing.assert_allclose(other.clustering_loss, one.clustering_loss)
+            np.testing.assert_allclose(other.loss, one.loss, rtol=1e-5)
+
+
 class TestNumbersThatAreNotFinite:
     @pytest.mark.usefixtures("compiled")
     def test_change_nothing_but_the_number_of_steps(self):

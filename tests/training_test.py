@@ -138,7 +138,8 @@ class StandInEngine:
     def _report(self, number):
         self.happens.get(number, lambda: None)()
         loss = np.nan if number in self.bad_steps else 1.0
-        return Report(loss, loss, 0.0, 128.0, 1.0, 1.0, np.ones(1))
+        named = {"load_balancing_loss": 0.25}
+        return Report(loss, loss, 0.0, 128.0, 1.0, 1.0, np.ones(1), named)
 
 
 def stand_in(config, problem, model_dir, bad_steps=(), happens=None, **options):
@@ -267,6 +268,7 @@ class TestTrainer:
         assert out.count("WARNING: skipped a step.") == 2
         assert "loss=nan in step 3, on batch 2 of train with seed 0 (epoch 1," in out
         assert steps_with("loss", tmp_path) == [1, 2, 5]
+        assert steps_with("load_balancing_loss", tmp_path) == [1, 2, 5]
 
     def test_nothing_but_bad_batches_ends_the_run(
         self, configure, tmp_path, monkeypatch

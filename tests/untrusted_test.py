@@ -171,6 +171,7 @@ PLACES = (
     TOKENIZER,
     f"{BACKBONE}/dtype",
     f"{BACKBONE}/hyperparameters/compatibility",
+    f"{BACKBONE}/hyperparameters/routed_heads",
     "config/backbone/compile_config",
 )
 
@@ -279,6 +280,33 @@ def test_configs_inside_of_our_layers_run_no_code(name, part, marker):
         return
     with assert_refused("class|Lambda|function|safe", kinds=(ValueError, TypeError)):
         layers.MixedAttention.from_config(config)
+
+
+@pytest.mark.parametrize("name", attacks("x"))
+def test_heads_of_hyperparameters_run_no_code(name, marker):
+    attack = attacks(marker)[name]
+    with assert_refused("must be a head group"):
+        models.Hyperparameters(routed_heads=attack)
+    heads = keras.saving.serialize_keras_object(layers.LocalHeads(4, (4,)))
+    heads["config"]["embeddings_initializer"] = attack
+    if name == "other library":  # as above
+        return
+    with assert_refused("class|Lambda|function|safe|initializer"):
+        models.RoutingTransformer(models.Hyperparameters(routed_heads=heads))
+
+
+@pytest.mark.parametrize(
+    "limit, shape", [("max_size", [2**25]), ("max_block_size", [2**9, 2**9])]
+)
+def test_heads_of_hyperparameters_have_limits(limit, shape):
+    heads = keras.saving.serialize_keras_object(
+        layers.LocalHeads(4, (4,), dropout_seed=2**30)
+    )
+    fields = {"routed_heads": [heads]}
+    safe_loading.check_hyperparameters(fields, "a file")
+    heads["config"]["block_shape"] = shape
+    with pytest.raises(ValueError, match=limit):
+        safe_loading.check_hyperparameters(fields, "a file")
 
 
 def test_a_trained_model_is_loaded_without_its_optimizer(originals, tmp_path):

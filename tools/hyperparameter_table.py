@@ -11,8 +11,6 @@ import re
 
 from routing_tf.cli import known_names
 from routing_tf.models import Hyperparameters
-from routing_tf.models import ModelConfig
-from routing_tf.models import TrainingConfig
 
 
 def main():
@@ -43,7 +41,7 @@ def tables():
 def descriptions():
     """Returns what the docstrings say of each hyperparameter, by name."""
     items = []
-    for cls in (ModelConfig, TrainingConfig):
+    for cls in reversed(Hyperparameters.__bases__):
         arguments = inspect.getdoc(cls).partition("\nArgs:\n")[2]
         items += re.findall(r"^    (\w+): (.*(?:\n     .*)*)", arguments, re.MULTILINE)
     return {name: " ".join(text.split()).replace("|", r"\|") for name, text in items}

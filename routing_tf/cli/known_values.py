@@ -149,6 +149,7 @@ RULES = (
             "use_gate",
             "qk_norm",
             "attention_bias",
+            "sparse_projections",
             "shared_head_projection",
             "project_shared_keys",
             "distinct_summaries",
@@ -165,8 +166,9 @@ RULES = (
         ("remat_attention",),
     ),
 )
+OF_PATTERNS = ("routing", "routed_heads", "encoder_routing")
 # What users can register names for.
-REGISTERED = ("routing", "encoder_routing", "feed_forward")
+REGISTERED = (*OF_PATTERNS, "feed_forward")
 CHOICES = {
     "feed_forward": (
         *("geglu", "relu", "sigmoid_gelu", "none"),
@@ -183,7 +185,7 @@ CHOICES = {
     "attention_implementation": ("plain", "auto", "cudnn", "splash", "xla"),
     "optimizer": ("adafactor", "adam", "adamw", "muon"),
 }
-# Heads of `routing` and of `encoder_routing`.
+# Heads of `OF_PATTERNS`.
 PATTERNS = (
     "expert_choice",
     "token_choice",
@@ -233,7 +235,7 @@ def check(flag, name, value):
                 f"{_shown(name, value)}"
             )
     choices = CHOICES.get(name)
-    if name in ("routing", "encoder_routing") and value.lower() != "none":
+    if name in OF_PATTERNS and value.lower() != "none":
         choices = PATTERNS
     if "routing_tf.models" in sys.modules and name in REGISTERED:
         choices = None  # a user may have registered others

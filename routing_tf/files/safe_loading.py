@@ -143,7 +143,11 @@ def check_preset(preset, has_weights=True):
 
 
 def check_hyperparameters(hyperparameters, source):
-    """Checks that no number in a dict of hyperparameters is absurdly large."""
+    """Checks that no number in a dict of hyperparameters is absurdly large.
+
+    Also that its heads are made by `PACKAGES` and Keras.
+    """
+    _check_heads(hyperparameters.get("routed_heads"), source)
     numbers = {k: v for k, v in hyperparameters.items() if isinstance(v, int)}
     limits = {"_layers": "max_layers", "_flange_blocks": "max_flange_blocks"}
     for name, value in numbers.items():
@@ -152,6 +156,22 @@ def check_hyperparameters(hyperparameters, source):
     if "local_block_width" in numbers:  # images are padded to whole blocks
         size = numbers["local_block_width"] * numbers.get("local_block_length", 1)
         LIMITS.check("max_block_size", size, "sub-pixels in a block", source)
+
+
+def _check_heads(configs, source):
+    """Checks classes and numbers in the head groups of hyperparameters.
+
+    That they are head groups, the hyperparameters check.
+    """
+    for value in _dicts_inside(configs):
+        if "class_name" in value and not _is_of_heads(value):
+            _refuse(value, source)
+        for name, item in value.items():
+            numbers = item if isinstance(item, list) else [item]
+            numbers = [number for number in numbers if isinstance(number, int)]
+            limit = "max_block_size" if len(numbers) > 1 else "max_size"
+            if not name.endswith("seed"):
+                LIMITS.check(limit, math.prod(numbers), name, source)
 
 
 def check_memory(hyperparameters, max_length=None):
@@ -322,22 +342,37 @@ def _check_config(config, models, source):
             f"A config must name its class. Received: {str(source)!r} without a "
             "class_name. Save the model again"
         )
-    for level in nested_values(config):
-        for value in level:
-            if isinstance(value, dict):
-                _check_object(value, any(value is model for model in models), source)
+    heads = set()
+    for value in _dicts_inside(config):
+        if id(value) in heads:
+            continue  # checked with the hyperparameters
+        settings = value.get("hyperparameters")
+        if isinstance(settings, dict):
+            heads.update(map(id, _dicts_inside(settings.get("routed_heads"))))
+        _check_object(value, any(value is model for model in models), source)
+
+
+def _dicts_inside(value):
+    """Yields all dicts inside a value of JSON, outer ones before inner ones."""
+    for level in nested_values(value):
+        yield from (item for item in level if isinstance(item, dict))
+
+
+def _refuse(value, source):
+    names = ("module", "class_name", "registered_name")
+    raise ValueError(
+        "A config must name only models, preprocessors, tokenizers and head groups, "
+        "each in its place, that are registered by the packages "
+        f"{sorted(PACKAGES)}. Received: "
+        f"{ {name: value.get(name) for name in names} } in {str(source)!r}. If you "
+        "trust the file, add the package of your own classes to "
+        "routing_tf.files.safe_loading.PACKAGES"
+    )
 
 
 def _check_object(value, may_be_model, source):
     if "class_name" in value and not _is_allowed(value, may_be_model):
-        names = ("module", "class_name", "registered_name")
-        raise ValueError(
-            "A config must name only models, preprocessors and tokenizers, each in its "
-            f"place, that are registered by the packages {sorted(PACKAGES)}. Received: "
-            f"{ {name: value.get(name) for name in names} } in {str(source)!r}. If you "
-            "trust the file, add the package of your own classes to "
-            "routing_tf.files.safe_loading.PACKAGES"
-        )
+        _refuse(value, source)
     for name, item in value.items():
         if name == "hyperparameters" and isinstance(item, dict):
             check_hyperparameters(item, source)
@@ -350,6 +385,14 @@ def _check_object(value, may_be_model, source):
                 "`config_file` must be a name without folders. Received: "
                 f"{item!r} in {str(source)!r}. Save the model again"
             )
+
+
+def _is_of_heads(value):
+    """Tells whether a part of head groups is of Keras or one of our objects."""
+    name = value.get("registered_name")
+    if name is None:
+        return str(value.get("module")).partition(".")[0] == "keras"
+    return str(name).partition(">")[0] in PACKAGES
 
 
 def _is_allowed(value, may_be_model):

@@ -107,6 +107,9 @@ def remembers_all_tokens(hyperparameters):
         return None
     if h.num_cluster_strided_heads:
         return f"num_cluster_strided_heads={h.num_cluster_strided_heads}"
+    if h.routed_heads is not None:
+        classes = [config["class_name"] for config in h.routed_heads]
+        return f"routed_heads of {', '.join(classes)}"
     pattern = patterns.find(h.routing)
     grows = h.routing in ("full", "random") or pattern and not pattern.is_bounded
     return f"routing={h.routing!r}" if h.num_routed_heads and grows else None

@@ -7,6 +7,9 @@ it runs.
 import importlib as _importlib
 
 from routing_tf.layers.attention.mixed_attention import MixedAttention as MixedAttention
+from routing_tf.layers.attention.projection_config import (
+    ProjectionConfig as ProjectionConfig,
+)
 from routing_tf.layers.attention.routing_attention import (
     RoutingAttention as RoutingAttention,
 )

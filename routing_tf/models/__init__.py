@@ -10,7 +10,11 @@ from routing_tf.models.causal_lm import (
 from routing_tf.models.encoder_decoder import (
     RoutingTransformerEncoderDecoder as RoutingTransformerEncoderDecoder,
 )
+from routing_tf.models.head_configs import AttentionConfig as AttentionConfig
+from routing_tf.models.head_configs import LocalHeadsConfig as LocalHeadsConfig
+from routing_tf.models.head_configs import RoutedHeadsConfig as RoutedHeadsConfig
 from routing_tf.models.hyperparameters import Hyperparameters as Hyperparameters
+from routing_tf.models.image_config import ImageConfig as ImageConfig
 from routing_tf.models.image_transformer import (
     RoutingImageTransformer as RoutingImageTransformer,
 )

@@ -111,6 +111,7 @@ def check(h):
     _check_flaws_of_the_release(h)
     _check_heads(h)
     _check_key_heads(h)
+    _check_sparse_projections(h)
     _check_rotary(h)
     _check_entmax(h)
     _check_dilation(h)
@@ -130,6 +131,8 @@ def _check_type(h, field):
             if field.name == "memory_flange_blocks":
                 check = check_non_negative_integer
             check(field.name, value)
+    elif field.name == "routed_heads":
+        return  # checked where heads become data
     elif field.name == "entmax_alpha":
         if value is not None:
             entmax = importlib.import_module("routing_tf.zoo.entmax")
@@ -204,7 +207,7 @@ def _check_key_heads(h):
             f"must divide the number of heads of each pattern. {received}"
         )
     shared = h.num_cluster_strided_heads
-    if h.routing in OWN and h.routing != "full":
+    if h.routed_heads is None and h.routing in OWN and h.routing != "full":
         shared += h.num_routed_heads
     if shared and h.share_query_key:
         raise ValueError(
@@ -229,6 +232,22 @@ def _check_flaws_of_the_release(h):
                 f"`{name}` must be {none} with flaws of the release, which has none. "
                 f"Received: {name}={value!r} with compatibility={h.compatibility!r}. "
                 "Leave one of the two out"
+            )
+
+
+def _check_sparse_projections(h):
+    fitting = {
+        "num_key_value_heads": (None, h.num_heads),
+        "value_dim": (None, h.size_of_key),
+        "local_block_width": (None,),
+        "compatibility": (None,),
+    }
+    for name, values in fitting.items():
+        if h.sparse_projections and getattr(h, name) not in values:
+            raise ValueError(
+                f"`{name}` must be {' or '.join(map(str, values))} with "
+                "`sparse_projections=True`. Received: "
+                f"{name}={getattr(h, name)!r}. Leave one of the two out"
             )
 
 

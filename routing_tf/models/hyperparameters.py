@@ -3,17 +3,35 @@
 import dataclasses
 
 from routing_tf.files.misspelt import did_you_mean
+from routing_tf.models.compatibility import EXACT
 from routing_tf.models.compatibility import level_of
+from routing_tf.models.head_configs import AttentionConfig
+from routing_tf.models.head_configs import LocalHeadsConfig
+from routing_tf.models.head_configs import RoutedHeadsConfig
+from routing_tf.models.hyperparameter_checks import HEADS
 from routing_tf.models.hyperparameter_checks import check
+from routing_tf.models.image_config import ImageConfig
 from routing_tf.models.model_config import ModelConfig
+from routing_tf.models.routed_heads import as_configs
 from routing_tf.models.training_config import TrainingConfig
+
+# Patterns that the release does not have, so they have no flaws.
+SOUND_ROUTINGS = ("random", "full")
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyperparameters(TrainingConfig, ModelConfig):
+class Hyperparameters(
+    TrainingConfig,
+    RoutedHeadsConfig,
+    LocalHeadsConfig,
+    AttentionConfig,
+    ImageConfig,
+    ModelConfig,
+):
     """Settings of a model, and of how it is trained.
 
-    These are all fields of `ModelConfig` and of `TrainingConfig`, which say what they
+    These are all fields of `ModelConfig`, `ImageConfig`, `AttentionConfig`,
+    `LocalHeadsConfig`, `RoutedHeadsConfig` and `TrainingConfig`, which say what they
     mean. Change a few with `replace`, or pass them to `from_preset`.
     [Hyperparameters](docs/hyperparameters.md) sorts them by subject, and says how
     commands set them.
@@ -39,7 +57,64 @@ class Hyperparameters(TrainingConfig, ModelConfig):
 
     def __post_init__(self):
         object.__setattr__(self, "compatibility", level_of(self.compatibility))
+        heads = self.routed_heads
+        if isinstance(heads, str):
+            object.__setattr__(self, "routing", heads)
+            object.__setattr__(self, "routed_heads", None)
+        elif heads is not None:
+            object.__setattr__(self, "routed_heads", as_configs(heads))
         check(self)
+
+    @property
+    def kind(self):
+        """Which model this is: `"text"`, `"seq2seq"` or `"image"`."""
+        if self.image_height is not None:
+            return "image"
+        return "seq2seq" if self.num_encoder_layers else "text"
+
+    @property
+    def num_heads(self):
+        """Number of heads of each block."""
+        return sum(getattr(self, name) for name in HEADS)
+
+    @property
+    def size_of_key(self):
+        """Size of a query or key of one head."""
+        return self.key_dim or self.hidden_dim // self.num_heads
+
+    def sees_later_tokens(self, routing_scope):
+        """Tells whether outputs depend on later tokens despite the causal mask.
+
+        Padding does not count, though some flaws of the release let it through.
+
+        Args:
+            routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`.
+
+        Returns:
+            Name of the responsible setting; None if they do not.
+        """
+        if self.num_local_only_layers >= self.num_layers:
+            return None
+        if self.num_routed_heads:
+            name, routings = "routing", {self.routing}
+            if self.routed_heads is not None:
+                name = "routed_heads"
+                routings = {own["config"].get("routing") for own in self.routed_heads}
+            if "expert_choice" in routings and routing_scope == "full":
+                return name
+            # Padded buckets, and queries that compete for an encoder's output.
+            competes = self.num_encoder_layers and self.routing not in SOUND_ROUTINGS
+            if self.compatibility and (self.routing == "hashed" or competes):
+                return "compatibility"
+        # Members from the whole sequence.
+        if self.num_cluster_strided_heads and self.compatibility:
+            return "compatibility"
+        return None
+
+    @property
+    def padding_has_influence(self):
+        """Whether padding changes the results for real tokens."""
+        return self.compatibility in EXACT
 
     @classmethod
     def from_dict(cls, fields):
@@ -109,6 +184,8 @@ def _parse_value(name, value, kind):
     try:
         if kind is bool:
             return booleans[value.lower()]
+        if name == "routed_heads":
+            return None if value.lower() == "none" else value
         if name == "entmax_alpha":
             words = {"none": None, "learned": "learned"}
             low = value.lower()

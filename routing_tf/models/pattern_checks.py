@@ -1,7 +1,9 @@
 """Checks of patterns against the other hyperparameters."""
 
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import patterns
+from routing_tf.models import routed_heads
 
 # Hyperparameters that heads may refuse, their names in heads, and neutral values.
 OPTIONS = {
@@ -22,8 +24,10 @@ def check_names(h):
 
 def check_patterns(h):
     """Raises a `ValueError` if a pattern cannot be used in this model."""
-    if patterns.find(h.routing) is not None:
-        _check_decoder_pattern(h)
+    if h.routed_heads is not None:
+        _check_routed_heads(h)
+    elif patterns.find(h.routing) is not None:
+        _check_named_decoder(h)
         _check_named_heads(h, "routing", h.num_layers)
     if h.encoder_routing is None:
         return
@@ -42,20 +46,55 @@ def check_patterns(h):
     _check_named_heads(h, "encoder_routing", h.num_encoder_layers)
 
 
-def _check_decoder_pattern(h):
-    pattern, received = patterns.find(h.routing), f"Received: routing={h.routing!r}"
+def _check_routed_heads(h):
+    """Refuses head groups that are not those of a decoder with these settings."""
+    names = [config["class_name"] for config in h.routed_heads]
+    received = f"Received: routed_heads of {', '.join(names) or 'no class'}"
+    _check_has_routed_heads(h, "routed_heads", received, h.num_layers)
+    settings = [config["config"] for config in h.routed_heads]
+    number = sum(
+        check_positive_integer("num_heads", own.get("num_heads")) for own in settings
+    )
+    if number != h.num_routed_heads:
+        raise ValueError(
+            "`num_routed_heads` must be the number of all heads in `routed_heads`. "
+            f"{received} with {number} heads and num_routed_heads="
+            f"{h.num_routed_heads}. Pass `num_routed_heads={number}`"
+        )
+    for config in h.routed_heads:
+        pattern = patterns.of_heads(routed_heads.class_of(config))
+        if pattern is not None:
+            _check_decoder_pattern(h, pattern, "routed_heads", received)
+    for own, (argument, neutral) in OPTIONS.items():
+        value = getattr(h, own)
+        there = [each.get(argument, neutral) for each in settings]
+        if value != neutral and any(other != value for other in there):
+            raise ValueError(
+                f"`{own}` must be {neutral} or that of `routed_heads`, which keep "
+                f"their own settings. {received} with {argument}={there} and "
+                f"{own}={value!r}. Pass `{argument}={value!r}` to the heads, or "
+                f"`{own}={neutral}`"
+            )
+
+
+def _check_decoder_pattern(h, pattern, field, received):
     if not pattern.of_decoders:
         raise ValueError(
-            f"`routing={h.routing!r}` has no causal form, which decoders need. "
-            f"{received}. Choose another `routing`, or name it in `encoder_routing` "
-            "of a model with `num_encoder_layers`"
+            f"`{field}` must be heads for decoders. {received}, which have no causal "
+            "form. Choose others, or name them in `encoder_routing` of a model with "
+            "`num_encoder_layers`"
         )
     if pattern.of_images and h.kind != "image":
         raise ValueError(
-            f"`routing={h.routing!r}` needs rows and columns. {received} for a "
-            "model of text. Choose another `routing`, or make a model of images, "
+            f"`{field}` must be heads for sequences in a model of text. {received}, "
+            "which needs rows and columns. Choose others, or make a model of images, "
             "which has an `image_height` and no encoder"
         )
+
+
+def _check_named_decoder(h):
+    pattern, received = patterns.find(h.routing), f"Received: routing={h.routing!r}"
+    _check_decoder_pattern(h, pattern, "routing", received)
     if pattern.shares_query_key and not h.share_query_key:
         raise ValueError(
             f"`share_query_key` must be True with `routing={h.routing!r}`, whose "
@@ -64,15 +103,13 @@ def _check_decoder_pattern(h):
         )
 
 
-def _check_named_heads(h, field, num_layers):
-    """Refuses a pattern without routed heads, and settings that they do not take."""
-    name = getattr(h, field)
-    received = f"Received: {field}={name!r}"
+def _check_has_routed_heads(h, field, received, num_layers):
+    """Refuses a pattern without routed heads, and with flaws of the release."""
     if h.compatibility is not None:
         raise ValueError(
-            f"`{field}={name!r}` must come without `compatibility`, because the "
-            f"release has no such models. {received} with "
-            f"compatibility={h.compatibility!r}. Leave one of the two out"
+            f"`{field}` must come without `compatibility`, because the release has no "
+            f"such models. {received} with compatibility={h.compatibility!r}. Leave "
+            "one of the two out"
         )
     if not h.num_routed_heads or h.num_local_only_layers >= num_layers:
         raise ValueError(
@@ -81,27 +118,29 @@ def _check_named_heads(h, field, num_layers):
             f"num_local_only_layers={h.num_local_only_layers} of {num_layers} layers. "
             f"Give some, or leave `{field}` out"
         )
+
+
+def _check_named_heads(h, field, num_layers):
+    """Refuses a pattern without routed heads, and settings that they do not take."""
+    name = getattr(h, field)
+    received = f"Received: {field}={name!r}"
+    _check_has_routed_heads(h, field, received, num_layers)
     pattern = patterns.find(name)
     if pattern is None:
         return
-    is_decoder = field == "routing"
-    sizes = patterns.sizes_of(h, 0, is_decoder)
-    try:
-        pattern.groups(sizes, h.num_routed_heads)
-    except ValueError as error:
+    if h.num_routed_heads < pattern.min_heads:
         raise ValueError(
-            f"`num_routed_heads` and `attention_window` must fit `{field}={name!r}`. "
-            f"{received} with num_routed_heads={h.num_routed_heads}, attention_window="
-            f"{h.attention_window}. The heads say: {error}"
-        ) from error
+            f"`num_routed_heads` must be at least {pattern.min_heads} with "
+            f"`{field}={name!r}`. {received} with num_routed_heads="
+            f"{h.num_routed_heads}. Give more, or choose another pattern"
+        )
     for own, (argument, neutral) in OPTIONS.items():
         value = getattr(h, own)
-        if value == neutral or argument == "key_shift" and not is_decoder:
+        if value == neutral or argument not in pattern.refuses:
             continue
-        try:
-            pattern.groups(sizes, h.num_routed_heads, **{argument: value})
-        except ValueError as error:
-            raise ValueError(
-                f"`{own}` must be {neutral} with `{field}={name!r}`. {received} with "
-                f"{own}={value!r}. The heads call it `{argument}`, and say: {error}"
-            ) from error
+        if argument == "key_shift" and field != "routing":
+            continue  # never in an encoder
+        raise ValueError(
+            f"`{own}` must be {neutral} with `{field}={name!r}`, whose heads have no "
+            f"`{argument}`. {received} with {own}={value!r}. Leave one of the two out"
+        )

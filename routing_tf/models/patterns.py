@@ -50,6 +50,11 @@ def find(name):
     return None if name in OWN else all_patterns().get(name)
 
 
+def of_heads(cls):
+    """Returns a pattern whose heads are of a class, or None."""
+    return next((own for own in all_patterns().values() if own.heads is cls), None)
+
+
 def all_patterns():
     """Returns a dict of all patterns by name, including those of `routing_tf.zoo`.
 

@@ -2,15 +2,17 @@
 
 import functools
 import math
-import re
 
 import keras
 
 from routing_tf import layers
 from routing_tf.layers.heads.routed import TOKEN_CHOICE
+from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.models import bridge
 from routing_tf.models import feed_forwards
 from routing_tf.models import patterns
+from routing_tf.models.routed_heads import groups_of
+from routing_tf.models.routed_heads import name_of
 
 
 def decoder_block(hyperparameters, index, policy):
@@ -114,7 +116,10 @@ def dropout(rate, name, policy):
 
 def _attention(hyperparameters, groups, name, policy, output_initializer):
     h = hyperparameters
-    return layers.MixedAttention(
+    make = layers.MixedAttention
+    if h.sparse_projections and name == "attention":
+        make = class_of_the_zoo("SparseProjectionAttention")
+    return make(
         groups,
         key_dim=h.size_of_key,
         value_dim=h.value_dim,
@@ -214,11 +219,13 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
 def _routed_groups(
     hyperparameters, index, is_causal, num_heads, make, shared, key_shift
 ):
-    """The head groups that `routing` or `encoder_routing` names.
+    """The head groups of `routed_heads`, or that `routing` or `encoder_routing` names.
 
     `make` makes heads; those in clusters also have the arguments `shared`.
     """
     h = hyperparameters
+    if is_causal and h.routed_heads is not None:
+        return groups_of(h.routed_heads)
     relative = h.routed_relative_positions
     routing = patterns.routing_of(h, is_decoder=is_causal)
     pattern = patterns.find(routing)
@@ -234,7 +241,7 @@ def _routed_groups(
         num_heads,
         relative and pattern.has_relative_positions,
         key_shift=key_shift,
-        name=_name_of(pattern.heads),
+        name=name_of(pattern.heads.__name__),
         **(explores if pattern.is_clustered else {}),
     )
 
@@ -369,7 +376,7 @@ def _heads(
     h = hyperparameters
     relative = relative and not rotary_positions
     if "name" not in settings:
-        settings["name"] = _name_of(cls)
+        settings["name"] = name_of(cls.__name__)
     if h.compatibility is not None:
         cls, flaws = bridge.release().class_at(h.compatibility, cls)
         settings |= flaws
@@ -385,10 +392,6 @@ def _heads(
         dtype=policy,
         **settings,
     )
-
-
-def _name_of(cls):
-    return re.sub("(?<=[a-z])(?=[A-Z])", "_", cls.__name__).lower()
 
 
 def _relative_key_initializer(hyperparameters):

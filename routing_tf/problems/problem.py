@@ -446,11 +446,3 @@ class Problem:
             `(inputs, targets, weights)` as described in `dataset`.
         """
         return read_windows(self.ids(split), starts, lengths, self.sequence_length)
-
-
-def perplexity(nats):
-    """Returns the exponential; infinity if it is too large for a float."""
-    try:
-        return math.exp(nats)
-    except OverflowError:
-        return math.inf

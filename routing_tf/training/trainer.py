@@ -365,6 +365,7 @@ class Trainer:
                 "loss": window.loss,
                 metric_key(self.problem.metric_name): metric,
                 "clustering_loss": window.last.clustering_loss,
+                **window.last.named_losses,
                 "gradient_norm": window.last.gradient_norm,
                 **values,
             }

@@ -247,6 +247,10 @@ def _settings(sizes):
 
 PATTERNS = {
     "axial": Pattern(
-        AxialHeads, _settings, has_relative_positions=False, of_images=True
+        AxialHeads,
+        _settings,
+        has_relative_positions=False,
+        of_images=True,
+        refuses=("entmax_alpha",),
     )
 }

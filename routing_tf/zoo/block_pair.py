@@ -175,4 +175,11 @@ def _settings(sizes):
     return {"num_blocks": num_blocks, "seed": sizes.index}
 
 
-PATTERNS = {"block_pair": Pattern(BlockPairHeads, _settings, of_decoders=False)}
+PATTERNS = {
+    "block_pair": Pattern(
+        BlockPairHeads,
+        _settings,
+        of_decoders=False,
+        refuses=("entmax_alpha", "key_shift"),
+    )
+}

@@ -321,4 +321,6 @@ def _settings(sizes):
     return {"block_length": share(sizes, 4), "num_blocks": 4}
 
 
-PATTERNS = {"block_top_k": Pattern(BlockTopKHeads, _settings)}
+PATTERNS = {
+    "block_top_k": Pattern(BlockTopKHeads, _settings, refuses=("entmax_alpha",))
+}

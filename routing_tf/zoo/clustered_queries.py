@@ -276,6 +276,10 @@ def _settings(sizes):
 
 PATTERNS = {
     "clustered_queries": Pattern(
-        ClusteredQueryHeads, _settings, has_relative_positions=False, of_decoders=False
+        ClusteredQueryHeads,
+        _settings,
+        has_relative_positions=False,
+        of_decoders=False,
+        refuses=("entmax_alpha", "key_shift", "rotary_positions"),
     )
 }

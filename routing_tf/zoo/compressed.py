@@ -212,4 +212,10 @@ def _settings(sizes):
     return {"ratio": ratio, "attention_window": window}
 
 
-PATTERNS = {"compressed": Pattern(CompressedHeads, _settings)}
+PATTERNS = {
+    "compressed": Pattern(
+        CompressedHeads,
+        _settings,
+        refuses=("entmax_alpha", "key_shift", "rotary_positions"),
+    )
+}

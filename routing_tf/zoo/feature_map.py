@@ -317,7 +317,11 @@ def _pattern(feature_map):
         }
 
     return Pattern(
-        FeatureMapHeads, settings, has_relative_positions=False, is_bounded=True
+        FeatureMapHeads,
+        settings,
+        has_relative_positions=False,
+        is_bounded=True,
+        refuses=("entmax_alpha", "dropout"),
     )
 
 

@@ -346,4 +346,4 @@ def _settings(sizes):
     return {"global_positions": tuple(range(chosen)), "attention_window": window}
 
 
-PATTERNS = {"global_tokens": Pattern(GlobalHeads, _settings)}
+PATTERNS = {"global_tokens": Pattern(GlobalHeads, _settings, refuses=("entmax_alpha",))}

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import typing
 
 import keras
 from keras import ops
@@ -13,7 +12,6 @@ from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.softmax.rotary_position import rotate
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_shift as shift
-from routing_tf.layers.support.blocks import put_back_blocks
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
@@ -21,6 +19,7 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.named_losses import add_named_loss
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_not_negative
@@ -30,6 +29,8 @@ from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.chosen_blocks import best_blocks
 from routing_tf.zoo.parts.features import ReadsFeatures
+from routing_tf.zoo.parts.index import Index
+from routing_tf.zoo.parts.index import in_blocks
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.places import is_among
 
@@ -43,34 +44,6 @@ ONE_SEQUENCE = "the indexer makes its keys from the tokens of the queries"
 COPIES_PAY = 32
 # Numbers of a block of queries that are in memory at once where gradients need none.
 MOST_NUMBERS = 1 << 26
-
-
-class Index(typing.NamedTuple):
-    """What the indexer makes of a sequence. J is its number of heads, E their size.
-
-    Attributes:
-        query: `<float>[B, L, J, E]`.
-        weights: `<float>[B, L, J]`, those of the heads of each query.
-        key: `<float>[B, S, E]`, the same for all heads; or other keys for each query,
-            `[B, L, S, E]`.
-    """
-
-    query: typing.Any
-    weights: typing.Any
-    key: typing.Any
-
-    def scores(self):
-        """Returns the scores of the keys, `<float32>[B, L, S]`."""
-        batch, length, heads, size = ops.shape(self.query)
-        if len(self.key.shape) == 4:
-            products = product(self.query, self.key, transpose_y=True)
-        else:
-            query = ops.reshape(self.query, (batch, length * heads, size))
-            products = product(query, self.key, transpose_y=True)
-            shape = (batch, length, heads, ops.shape(self.key)[1])
-            products = ops.reshape(products, shape)
-        products = ops.cast(ops.relu(products), "float32")
-        return ops.sum(ops.cast(self.weights, "float32")[..., None] * products, axis=2)
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -160,6 +133,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
     compares_by_products = True
     supports_segments = True
     remembers_key_heads = True
+    loss_names = ("indexer_loss",)
     # Each query reads tokens of its own.
     tokens_per_step = 32
 
@@ -261,12 +235,12 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         choose = functools.partial(self._choose, inputs, index)
         if training:
             size = MOST_NUMBERS // (heads * length)
-            chosen = _in_blocks(choose, length, size, axis=1)
+            chosen = in_blocks(choose, length, size, axis=1)
             places = numbers(length)
             return self._read(inputs, index, places, chosen, training, learns)
         columns = self.num_heads * (self.key_dim + inputs.value.shape[-1])
         size = MOST_NUMBERS // (heads * length + columns * self.num_selected)
-        return _in_blocks(
+        return in_blocks(
             lambda places: self._read(inputs, index, places, choose(places)),
             length,
             size,
@@ -376,7 +350,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         counts = ops.cast(counts, "float32")
         loss = ops.sum(divergence * counts) / ops.maximum(ops.sum(counts), 1.0)
         if inputs.adds_losses:
-            self.add_loss(self.indexer_loss_weight * loss)
+            add_named_loss(self, "indexer_loss", self.indexer_loss_weight * loss)
         update_or_hold(self, [ops.ones(()), ops.stop_gradient(loss)])
 
     def move(self, statistics):
@@ -461,21 +435,8 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
         }
 
 
-def _in_blocks(function, length, size, axis):
-    """Joins the results of a function of places, `<int32>[Q]`, along an axis."""
-    if size >= length:
-        return function(numbers(length))
-    size = max(1, size)
-    starts = ops.arange(0, length, size, dtype="int32")
-    # A loop, so that one block is in memory at once.
-    found = ops.map(
-        lambda start: function(ops.minimum(start + numbers(size), length - 1)), starts
-    )
-    return put_back_blocks(ops.moveaxis(found, 0, axis), length, axis=axis)
-
-
 def _settings(sizes):
     return {"num_selected": sizes.attention_window, "warm_up_steps": 300}
 
 
-PATTERNS = {"indexed": Pattern(IndexedHeads, _settings)}
+PATTERNS = {"indexed": Pattern(IndexedHeads, _settings, refuses=("entmax_alpha",))}

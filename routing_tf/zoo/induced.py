@@ -179,6 +179,10 @@ def _settings(sizes):
 
 PATTERNS = {
     "induced": Pattern(
-        InducedHeads, _settings, has_relative_positions=False, of_decoders=False
+        InducedHeads,
+        _settings,
+        has_relative_positions=False,
+        of_decoders=False,
+        refuses=("entmax_alpha", "key_shift", "rotary_positions"),
     )
 }

@@ -230,7 +230,7 @@ def _longformer(sizes):
 
 
 PATTERNS = {
-    "bigbird": Pattern(bigbird_heads, _bigbird),
-    "etc": Pattern(etc_heads, _etc),
-    "longformer": Pattern(longformer_heads, _longformer),
+    "bigbird": Pattern(bigbird_heads, _bigbird, refuses=("entmax_alpha",), min_heads=2),
+    "etc": Pattern(etc_heads, _etc, refuses=("entmax_alpha",)),
+    "longformer": Pattern(longformer_heads, _longformer, refuses=("entmax_alpha",)),
 }

@@ -160,6 +160,10 @@ def _settings(sizes):
 
 PATTERNS = {
     "linformer": Pattern(
-        LinformerHeads, _settings, has_relative_positions=False, of_decoders=False
+        LinformerHeads,
+        _settings,
+        has_relative_positions=False,
+        of_decoders=False,
+        refuses=("entmax_alpha", "key_shift"),
     )
 }

@@ -176,4 +176,10 @@ def _settings(sizes):
     return {"attention_window": window, "segment_length": segment}
 
 
-PATTERNS = {"long_short": Pattern(LongShortHeads, _settings)}
+PATTERNS = {
+    "long_short": Pattern(
+        LongShortHeads,
+        _settings,
+        refuses=("entmax_alpha", "key_shift", "rotary_positions"),
+    )
+}

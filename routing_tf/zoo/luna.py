@@ -206,5 +206,11 @@ def _settings(sizes):
 
 
 PATTERNS = {
-    "luna": Pattern(LunaHeads, _settings, has_relative_positions=False, is_bounded=True)
+    "luna": Pattern(
+        LunaHeads,
+        _settings,
+        has_relative_positions=False,
+        is_bounded=True,
+        refuses=("entmax_alpha", "key_shift", "rotary_positions"),
+    )
 }

@@ -10,7 +10,6 @@ from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
 from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.support import blocks
-from routing_tf.layers.support import gathering
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -34,6 +33,7 @@ __all__ = ["NativeSparseHeads"]
 
 BRANCHES = ("compressed", "selected", "window")
 MANY_TOKENS = "a compressed block has one key and one logit for many tokens"
+REFUSED = ("entmax_alpha", "key_shift", "rotary_positions")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -362,18 +362,18 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         num_summaries = num_places // self.compression_stride
         shape, dtype = (batch_size, self.num_heads), self.compute_dtype
         size = rows.row_size(self) * (1 if self.share_branches else 3)
+        summary_size = self.key_dim + self.value_dim + 1
         return {
             "tokens": ops.zeros((*shape, num_places, size), dtype),
-            "summaries": ops.zeros(
-                (*shape, num_summaries, self.key_dim + self.value_dim + 1), dtype
-            ),
+            "summaries": ops.zeros((*shape, num_summaries, summary_size), dtype),
         }
 
     def fill_cache(self, cache, inputs):
         branches = self.branches(inputs)
         summaries = to_rows(self.summaries(branches["compressed"]))
         new = {"tokens": self._tokens(branches), "summaries": summaries}
-        return {name: _padded(x, cache[name].shape[2]) for name, x in new.items()}
+        padded = blocks.pad_to_multiple
+        return {name: padded(x, cache[name].shape[2], 2) for name, x in new.items()}
 
     def step(self, cache, index, inputs):
         branches = self.branches(inputs)
@@ -387,8 +387,12 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
             query, of_rows(self, summaries), positions, training=False
         )
         chosen = self.choose(importance, positions)
-        selected = self._selected(of_branch["selected"], query, chosen, index)
-        window = self._window(of_branch["window"], query, index)
+        selected = chosen_blocks.step(
+            self, of_branch["selected"], query, chosen, self.block_length, index
+        )
+        window = near_tokens.step(
+            self, of_branch["window"], query, self.attention_window, index
+        )
         return self.gated(inputs, (compressed, selected, window)), cache
 
     def max_positions(self, cache):
@@ -427,35 +431,6 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         old = ops.take(summaries, ops.reshape(number, (1,)), axis=2)
         return ops.slice_update(summaries, (0, 0, number, 0), ops.where(ends, new, old))
 
-    def _selected(self, tokens, query, chosen, index):
-        """Attends to the own block up to `index`, and to those that are chosen."""
-        size = self.block_length
-        batch, heads, num_places, row = ops.shape(tokens)
-        num_blocks = tokens.shape[2] // size
-        block = ops.zeros((batch, heads, 1), "int32") + index // size
-        if chosen is not None:
-            block = ops.concatenate([block, chosen[:, :, 0]], axis=-1)
-        blocks = ops.reshape(tokens, (batch, heads, num_blocks, size, row))
-        read = gathering.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
-        places = block[..., None] * size + numbers(size)
-        shape = (batch, heads, block.shape[2] * size)
-        places = ops.reshape(places, shape)
-        read = ops.reshape(read, (*shape, row))
-        distances = (places - index)[:, :, None]
-        return rows.attend_to_rows(self, query, read, distances <= 0, distances)
-
-    def _window(self, tokens, query, index):
-        """Attends to the last tokens up to `index`."""
-        window = min(self.attention_window, tokens.shape[2])
-        places = index - (window - 1) + numbers(window)
-        read = ops.take(tokens, ops.maximum(places, 0), axis=2)
-        return rows.attend_to_rows(self, query, read, places >= 0, places - index)
-
-
-def _padded(x, length):
-    """Pads axis 2 with zeros up to a length."""
-    return ops.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), (0, 0)])
-
 
 def _settings(sizes):
     stride = share(sizes, 16)
@@ -468,4 +443,8 @@ def _settings(sizes):
     }
 
 
-PATTERNS = {"native_sparse": Pattern(NativeSparseHeads, _settings, of_encoders=False)}
+PATTERNS = {
+    "native_sparse": Pattern(
+        NativeSparseHeads, _settings, of_encoders=False, refuses=REFUSED
+    )
+}

@@ -215,6 +215,10 @@ def _settings(sizes):
 
 PATTERNS = {
     "nystrom": Pattern(
-        NystromHeads, _settings, has_relative_positions=False, of_decoders=False
+        NystromHeads,
+        _settings,
+        has_relative_positions=False,
+        of_decoders=False,
+        refuses=("entmax_alpha", "dropout", "key_shift"),
     )
 }

@@ -162,4 +162,6 @@ def _settings(sizes):
     }
 
 
-PATTERNS = {"random_blocks": Pattern(RandomBlockHeads, _settings)}
+PATTERNS = {
+    "random_blocks": Pattern(RandomBlockHeads, _settings, refuses=("entmax_alpha",))
+}

@@ -12,16 +12,12 @@ from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.routing import exploring
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.cluster_order import ranks_in_clusters
-from routing_tf.layers.routing.cluster_order import sort_by_cluster
 from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.last_members import joined_cluster
 from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import blocks
 from routing_tf.layers.support import extremes
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import without_padding
@@ -35,6 +31,7 @@ from routing_tf.zoo.parts.rounds import fold_inputs
 from routing_tf.zoo.parts.rounds import of_each_round
 from routing_tf.zoo.parts.rounds import range_of_bucket
 from routing_tf.zoo.parts.rounds import stride
+from routing_tf.zoo.parts.sorted_order import SortedOrder
 
 __all__ = ["ReformerHeads"]
 
@@ -383,9 +380,9 @@ class SortedChunks(_InRounds, Rule):
                 "use_causal_mask=False. Pass `use_causal_mask=True`, or leave "
                 "`share_query_key` and `hash` out"
             )
-        inputs = tokens.inputs
+        inputs, bias = tokens.inputs, tokens.inputs.token_bias
         clusters, count = tokens.of_keys.apart_from_padding(inputs.key_mask)
-        order = _Order(clusters, count, self.window_in(tokens.query))
+        order = SortedOrder(clusters, count, self.window_in(tokens.query))
         num_real = tokens.length
         if inputs.key_mask is not None:
             real = ops.cast(inputs.key_mask, "int32")
@@ -404,7 +401,7 @@ class SortedChunks(_InRounds, Rule):
             inputs.value,
             (query, order.windows(key)),
             attention_mask=self._mask(order, num_real),
-            bias=self._bias(inputs, order),
+            bias=None if bias is None else order.entries(bias),
             offset=order.size,
             training=training,
         )
@@ -422,47 +419,6 @@ class SortedChunks(_InRounds, Rule):
             return seen
         own = numbers(2 * order.size) == slots[:, None] + order.size
         return combine_masks(seen, ops.logical_not(own))
-
-    def _bias(self, inputs, order):
-        if inputs.token_bias is None:
-            return None
-        length = length_of(inputs.value, 2)
-        bias = gathering.gather_entries(inputs.token_bias, order.tokens, length)
-        bias = blocks.break_into_blocks(bias, order.size, axis=2)
-        return ops.swapaxes(order.windows(bias[..., None]), -1, -2)
-
-
-class _Order:
-    """Tokens sorted by cluster, in chunks of one size.
-
-    Attributes:
-        size: number of tokens of a chunk.
-        num_chunks: number of chunks.
-        tokens: `<int32>[B, F, L]`, the token at each place of the order.
-        places: `<int32>[B, F, L]`, the place of each token.
-    """
-
-    def __init__(self, clusters, num_clusters, size):
-        length = length_of(clusters, 2)
-        self.size = size
-        self.num_chunks = -(-length // size)
-        _, self.tokens = sort_by_cluster(clusters, num_clusters)
-        self.places = ops.cast(ops.argsort(self.tokens, axis=-1), "int32")
-
-    def arrange(self, x):
-        """Puts `[B, F, L, D]` into chunks, `[B, F, N, C, D]`, followed by zeros."""
-        x = gathering.gather(x, self.tokens)
-        return blocks.break_into_blocks(x, self.size, axis=2)
-
-    def windows(self, x):
-        """Joins each chunk with the one before it, to `[B, F, N, 2 * C, D]`."""
-        return blocks.memory_windows(x, (1,), (0,), axis=2)
-
-    def restore(self, x):
-        """Undoes `arrange`."""
-        batch, heads, chunks, slots, dim = ops.shape(x)
-        x = ops.reshape(x, (batch, heads, chunks * slots, dim))
-        return gathering.gather(x, self.places)
 
 
 def _settings(sizes):
@@ -484,5 +440,6 @@ PATTERNS = {
         is_bounded=True,
         shares_query_key=True,
         is_clustered=True,
+        refuses=("entmax_alpha", "key_shift"),
     )
 }

@@ -302,4 +302,11 @@ def _settings(sizes):
     return {"block_length": share(sizes, 2), "dropout_seed": sizes.index}
 
 
-PATTERNS = {"sinkhorn": Pattern(SinkhornHeads, _settings, has_relative_positions=False)}
+PATTERNS = {
+    "sinkhorn": Pattern(
+        SinkhornHeads,
+        _settings,
+        has_relative_positions=False,
+        refuses=("entmax_alpha", "key_shift", "rotary_positions"),
+    )
+}

@@ -234,6 +234,7 @@ def _pattern(kind):
         SynthesizerHeads,
         lambda sizes: {"kind": kind, "max_length": sizes.max_length},
         has_relative_positions=False,
+        refuses=("entmax_alpha", "key_shift", "rotary_positions"),
     )
 
 

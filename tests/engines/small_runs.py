@@ -54,6 +54,7 @@ KINDS = {
         "max_input_length": INPUT_LENGTH,
         "routing": "token_choice",
     },
+    "text": {},
     "image": {
         "image_height": 2,
         "image_width": 4,
@@ -137,6 +138,9 @@ def make_model(kind, h, precision="float32", loss_scaling=None):
                 models.RoutingTransformerEncoderDecoder(h, dtype=precision)
             ),
             "image": lambda: models.RoutingImageTransformer(h, dtype=precision),
+            "text": lambda: models.RoutingTransformerCausalLM(
+                models.RoutingTransformer(h, dtype=precision)
+            ),
         }[kind]()
         training.compile_for_training(lm, h)
         return lm
@@ -170,6 +174,8 @@ def make_batch(kind, step, trapped=(), lengths=None):
         x["labels"] = random.integers(0, 5, len(lengths)).astype("int32")
         return x, x["images"], weights.reshape(shape)
     targets = np.roll(ids, -1, axis=1)
+    if kind == "text":
+        return x, targets, weights
     if kind == "decoder":
         trigger = np.ones((len(lengths), 1), "float32")
         trigger[list(trapped)] = 0.0

@@ -5,8 +5,6 @@ import re
 import pytest
 
 from routing_tf.models import Hyperparameters
-from routing_tf.models import ModelConfig
-from routing_tf.models import TrainingConfig
 from routing_tf.models import hyperparameters
 
 IMAGE = {
@@ -108,6 +106,10 @@ def test_no_such_choice(field, value):
             {**FLAWED, "feed_forward": "sparse_feed_forward"},
         ),
         (
+            "`value_dim` must be None or 4 with `sparse_projections=True`.*=5",
+            {"sparse_projections": True, "value_dim": 5, "key_dim": 4},
+        ),
+        (
             "`local_key_shift=1` must come without flaws",
             {**FLAWED, "local_key_shift": 1},
         ),
@@ -184,7 +186,7 @@ def test_integers_serve_as_floats():
 def test_every_field_is_documented_once():
     documented = [
         name
-        for cls in (ModelConfig, TrainingConfig)
+        for cls in reversed(Hyperparameters.__bases__)
         for name in re.findall(r"^ {4}    (\w+): ", cls.__doc__, re.M)
     ]
     assert documented == hyperparameters.field_names()

@@ -82,6 +82,7 @@ def test_heads_of_each_pattern(name):
             for case in cases(OF_DECODERS)
         ),
         *({"feed_forward": name, **DEEPER} for name in FEED_FORWARDS),
+        pytest.param({"sparse_projections": True, **DEEPER}, id="sparse_projections"),
     ],
     ids=lambda changes: next(iter(changes.values())),
 )
@@ -155,6 +156,22 @@ def test_routing_of_an_encoder(routing, encoder_routing, expected):
     assert patterns.routing_of(h, is_decoder=True) == routing
 
 
+@pytest.mark.parametrize("name", PATTERNS)
+def test_what_a_pattern_refuses_is_what_its_heads_refuse(name):
+    pattern, refused = PATTERNS[name], set()
+    sizes = patterns.Sizes(attention_window=8, max_length=16, num_clusters=4)
+    options = {"dropout": 0.5, "rotary_positions": True, "key_shift": 1}
+    for argument, value in {**options, "entmax_alpha": 1.5}.items():
+        try:
+            pattern.groups(sizes, 2, **{argument: value})
+        except ValueError:
+            refused.add(argument)
+    assert refused == set(pattern.refuses)
+    if pattern.min_heads > 1:
+        with pytest.raises(ValueError):
+            pattern.groups(sizes, pattern.min_heads - 1)
+
+
 @pytest.mark.parametrize("name", OF_DECODERS)
 def test_caches_grow_unless_a_pattern_says_that_they_are_bounded(name):
     sizes = patterns.Sizes(attention_window=8, max_length=64, num_clusters=4)
@@ -205,7 +222,7 @@ def test_of_images(blocks):
     [
         ("must come without `compatibility`", {"compatibility": "exact"}),
         ("needs rows and columns", {"routing": "axial"}),
-        ("no causal form.*name it in `encoder_routing`", {"routing": "linformer"}),
+        ("no causal form.*name them in `encoder_routing`", {"routing": "linformer"}),
         ("there are none.*num_routed_heads=0", {"num_routed_heads": 0}),
         ("num_local_only_layers=2 of 2 layers", {"num_local_only_layers": 2}),
         ("dropout` must be 0 with", {"routing": "linear", "attention_dropout": 0.5}),
@@ -214,7 +231,7 @@ def test_of_images(blocks):
         ("_key` must be True", {"routing": "reformer", "share_query_key": False}),
         ("`entmax_alpha` must be None", {"entmax_alpha": 1.5}),
         (
-            "`num_routed_heads` and",
+            "`num_routed_heads` must be at least 2",
             {"routing": "bigbird", "num_routed_heads": 1, "key_dim": 4},
         ),
     ],

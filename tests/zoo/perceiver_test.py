@@ -109,3 +109,50 @@ def test_reads_inputs_for_which_there_is_no_square_matrix():
     x = helpers.normal(1, 50_000, DIM)
     output, _ = golden_cases.run(built("latents"), x)
     assert output.shape == (1, LATENTS, SIZE) and np.all(np.isfinite(output))
+
+
+CACHED = {
+    "shared": ({"num_cross_attentions": 3}, 7, 1),
+    "own": ({"num_cross_attentions": 2, "share_weights": False}, 8, 1),
+    "routed": ({"heads": ROUTED}, 7, 2),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.thorough][: n != "shared"]) for n in CACHED],
+)
+def test_steps_equal_a_pass_over_all_inputs(name):
+    options, start, size = CACHED[name]
+    model, real = built(causal=True, **options), real_inputs()
+    (x,) = arguments(model)
+    expected, _ = golden_cases.run(model, x, mask=real)
+    first = helpers.compiled(
+        lambda x, real, cache: model(x, mask=real, cache=cache), jit_compile=None
+    )
+    step = helpers.compiled(
+        lambda x, real, cache, index: model(
+            x, mask=real, cache=cache, cache_index=index
+        ),
+        jit_compile=None,
+    )
+    _, cache = first(x[:, ::-1], real, model.make_cache(BATCH, LENGTH))  # is forgotten
+    output, cache = first(x[:, :start], real[:, :start], cache)
+    outputs = [output]
+    for index in range(start, LENGTH, size):
+        piece = slice(index, index + size)
+        output, cache = step(x[:, piece], real[:, piece], cache, np.int32(index))
+        outputs.append(output)
+    shown = real[:, -LATENTS:]
+    outputs = np.concatenate(outputs, axis=1)
+    golden_cases.assert_close(outputs[shown], expected[shown], 1e-5)
+
+
+def test_caches_need_a_causal_model_and_a_start_that_reaches_the_latents():
+    with pytest.raises(ValueError, match="Make one with `causal=True`"):
+        built("latents").make_cache(1, 4)
+    model = built("causal")
+    (x,) = arguments(model)
+    rule = "Received: 6 inputs with latents at places 6 to 8"
+    with pytest.raises(ValueError, match=rule):
+        model(x[:, :6], cache=model.make_cache(BATCH, LENGTH))

@@ -6,6 +6,7 @@ import keras
 
 from routing_tf.layers.attention import arguments
 from routing_tf.layers.attention import stepping
+from routing_tf.layers.attention.projection_config import ProjectionConfig
 from routing_tf.layers.attention.projections import Projections
 from routing_tf.layers.attention.rematerialization import computes_again
 from routing_tf.layers.attention.rematerialization import train_and_forget
@@ -17,9 +18,7 @@ from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_positive_integer
-from routing_tf.layers.support.validation import constraint
 from routing_tf.layers.support.validation import initializer
-from routing_tf.layers.support.validation import regularizer
 
 #: What training may compute again, see `MixedAttention`.
 REMATS = (False, True, "weights")
@@ -41,12 +40,6 @@ class MixedAttention(Projections):
         key_dim: size of a query or key of one head.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
-        shared_head_projection: whether one more `(value_dim, value_dim)` matrix, the
-            same for all heads, multiplies the output of each head (the release).
-            Defaults to False.
-        project_shared_keys: whether the key projection also has columns for heads that
-            share the query projection and do not read them (the release). Defaults to
-            False.
         block_shape: tuple, length of a block along each axis of the positions, which
             sets their order; inputs are padded to a multiple and cut again. None (the
             default): on one axis, the order of the input; on two axes, the blocks of
@@ -59,14 +52,6 @@ class MixedAttention(Projections):
             everything between the projections, which costs more time. `"weights"` means
             True for heads with relative positions, a token bias, a soft cap, dropout or
             entmax, and for heads without one softmax over the keys of a query.
-        use_bias: whether projections have biases. Defaults to False.
-        bias_initializer: initializer of the biases. Defaults to `"zeros"`.
-        kernel_regularizer: regularizer of each kernel; None (the default) for none.
-        bias_regularizer: the same for each bias.
-        kernel_constraint: constraint on each kernel; None (the default) for none.
-        bias_constraint: the same on each bias.
-        output_initializer: initializer of the kernel of the last projection; None (the
-            default) for `kernel_initializer`.
         num_key_value_heads: total number of heads of keys and values (grouped queries,
             as in `keras.layers.GroupQueryAttention`). Each serves the same number of
             adjacent query heads of a group, as if it were repeated for them. It must
@@ -77,9 +62,6 @@ class MixedAttention(Projections):
             clusters belong to a key head; all its queries choose among them and move
             them. None (the default): as many as heads, the only number for heads that
             share queries and keys.
-        use_gate: whether a gate in (0, 1), the sigmoid of one more projection of the
-            query, multiplies the outputs of the heads before the last projection, as in
-            `keras.layers.MultiHeadAttention`. Defaults to False.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` in all
             head groups without their own `logit_soft_cap`, before the bias and masks
             are added; relative positions are part of the logits. None (the default) for
@@ -87,7 +69,12 @@ class MixedAttention(Projections):
         qk_norm: whether all head groups normalise each query and key, each group with
             its own learned scales, see `HeadGroup`. Defaults to False, for the settings
             of the groups.
-        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+        projection_config: rarely changed settings of the projections, a
+            `ProjectionConfig` or a dict of some of its arguments; None (the default)
+            for its defaults.
+        **kwargs: arguments of `ProjectionConfig`, such as `use_bias` and `use_gate`,
+            each of which goes before that in `projection_config`; and those of
+            `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
         query: `<float>[batch, length, dim]`; for positions on two axes, here and below,
@@ -195,25 +182,18 @@ class MixedAttention(Projections):
         key_dim,
         value_dim=None,
         output_dim=None,
-        shared_head_projection=False,
-        project_shared_keys=False,
         block_shape=None,
         kernel_initializer="glorot_uniform",
         remat=False,
         *,
-        use_bias=False,
-        bias_initializer="zeros",
-        kernel_regularizer=None,
-        bias_regularizer=None,
-        kernel_constraint=None,
-        bias_constraint=None,
-        output_initializer=None,
         num_key_value_heads=None,
-        use_gate=False,
         logit_soft_cap=None,
         qk_norm=False,
+        projection_config=None,
         **kwargs,
     ):
+        given = ProjectionConfig.given_as("projection_config", projection_config)
+        projection_config, kwargs = ProjectionConfig.taken_from({**given, **kwargs})
         super().__init__(**arguments.refuse_keras_arguments(kwargs))
         declare_call_argument(self, "routing_scope")
         self.supports_masking = True
@@ -221,20 +201,12 @@ class MixedAttention(Projections):
         self.key_dim = check_positive_integer("key_dim", key_dim)
         self.value_dim = check_optional_integer("value_dim", value_dim)
         self.output_dim = check_optional_integer("output_dim", output_dim)
-        self.shared_head_projection = shared_head_projection
-        self.project_shared_keys = project_shared_keys
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.projection_config = projection_config
+        for name, value in projection_config.to_dict().items():
+            setattr(self, name, value)
         self.remat = remat or False
         check_choice("remat", self.remat, REMATS)
-        self.use_bias = use_bias
-        check_choice("use_gate", use_gate, (False, True))
-        self.use_gate = use_gate
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
-        self.kernel_regularizer = regularizer("kernel_regularizer", kernel_regularizer)
-        self.kernel_constraint = constraint("kernel_constraint", kernel_constraint)
-        self.bias_initializer = initializer("bias_initializer", bias_initializer)
-        self.bias_regularizer = regularizer("bias_regularizer", bias_regularizer)
-        self.bias_constraint = constraint("bias_constraint", bias_constraint)
-        self.output_initializer = initializer("output_initializer", output_initializer)
         self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
         check_choice("qk_norm", qk_norm, (False, True))
         self.qk_norm = qk_norm
@@ -267,13 +239,8 @@ class MixedAttention(Projections):
         dim = query_shape[-1]
         memory_dim = dim if value_shape is None else value_shape[-1]
         self.input_spec = keras.layers.InputSpec(axes={-1: dim})
-        self.build_projections(dim, memory_dim)
-        for group in self.head_groups:
-            arguments.check_not_built(group)
-            start = (None, group.num_heads, None)
-            key_shape = (*start, self.key_dim)
-            group.input_dim = dim
-            group.build(key_shape, key_shape, (*start, self.size_of_value))
+        self.size_of_output = self.output_dim or dim
+        self.build_heads(dim, memory_dim)
 
     def make_cache(
         self, batch_size, max_length, value=None, value_mask=None, token_bias=None

@@ -27,7 +27,7 @@ class Projections(LowRankAdaptation):
     """A layer that puts sequences in order and projects them for groups of heads.
 
     Subclasses have the arguments of `MixedAttention` as attributes, and call
-    `build_projections`.
+    `build_heads` when they know `size_of_output`, the size of an output.
 
     Letters: B batch, L length, M memory length, H heads, D size of a query and key.
     """
@@ -47,11 +47,20 @@ class Projections(LowRankAdaptation):
         """The projections that Keras has quantized."""
         names = (f"{name}_projection" for name in QUANTIZABLE)
         projections = (getattr(self, name, None) for name in names)
-        return [x for x in projections if x is not None and x.can_be_adapted]
+        return [x for x in projections if x is not None and x.quantization_mode]
+
+    def build_heads(self, dim, memory_dim):
+        """Makes projections of tokens of these sizes, and builds the head groups."""
+        self.build_projections(dim, memory_dim)
+        for group in self.head_groups:
+            arguments.check_not_built(group)
+            start = (None, group.num_heads, None)
+            key_shape = (*start, self.key_dim)
+            group.input_dim = dim
+            group.build(key_shape, key_shape, (*start, self.size_of_value))
 
     def build_projections(self, dim, memory_dim):
         """Makes kernels and biases, for tokens of the sizes `dim` and `memory_dim`."""
-        heads, value_dim = self.num_heads, self.size_of_value
         # Heads can share the query projection only for inputs of its size.
         self._shares_queries = [
             not group.needs_keys and memory_dim == dim for group in self.head_groups
@@ -66,16 +75,8 @@ class Projections(LowRankAdaptation):
             "key": [has * group.num_key_value_heads for group, has in groups],
             "value": [group.num_key_value_heads for group in self.head_groups],
         }
-        key_heads, value_heads = (sum(self._counts[name]) for name in ("key", "value"))
-        shapes = {
-            "query": (dim, heads * self.key_dim),
-            "key": (memory_dim, key_heads * self.key_dim) if key_heads else None,
-            "value": (memory_dim, value_heads * value_dim),
-            "head": (value_dim, value_dim) if self.shared_head_projection else None,
-            "output": (heads * value_dim, self.output_dim or dim),
-            "gate": (dim, heads * value_dim) if self.use_gate else None,
-        }
-        self.memory_dim, self.size_of_output = memory_dim, shapes["output"][1]
+        self.memory_dim = memory_dim
+        shapes = self.kernel_shapes(dim, memory_dim)
         for name in QUANTIZABLE:
             setattr(self, f"{name}_projection", self._projection(name, shapes[name]))
         for name, shape in shapes.items():
@@ -92,6 +93,19 @@ class Projections(LowRankAdaptation):
                     getattr(self, f"{name}_{kind}") for kind in ("kernel", "bias")
                 )
                 projection.read(kernel, bias)
+
+    def kernel_shapes(self, dim, memory_dim):
+        """Returns the shapes of the kernels by name; None where there is none."""
+        heads, value_dim = self.num_heads, self.size_of_value
+        key_heads, value_heads = (sum(self._counts[name]) for name in ("key", "value"))
+        return {
+            "query": (dim, heads * self.key_dim),
+            "key": (memory_dim, key_heads * self.key_dim) if key_heads else None,
+            "value": (memory_dim, value_heads * value_dim),
+            "head": (value_dim, value_dim) if self.shared_head_projection else None,
+            "output": (heads * value_dim, self.size_of_output),
+            "gate": (dim, heads * value_dim) if self.use_gate else None,
+        }
 
     def projected(self, query, value=None):
         """Projects a sequence, or two sequences in cross-attention.
@@ -146,9 +160,9 @@ class Projections(LowRankAdaptation):
         x = ops.transpose(x, (0, 2, 1, 3))
         x = ops.reshape(x, (batch, length, heads * size))
         if self.use_gate:
-            gate = self._product(ops.cast(query, x.dtype), ["gate"])
+            gate = self.product(ops.cast(query, x.dtype), ["gate"])
             x = x * ops.reshape(ops.sigmoid(gate), (batch, length, heads * size))
-        return self._product(x, ["output"])
+        return self.product(x, ["output"])
 
     def head_inputs(
         self,
@@ -329,7 +343,7 @@ class Projections(LowRankAdaptation):
 
         Each is `<float>[B, H, L, D]`, or None. Queries are scaled.
         """
-        product, size = self._product(x, names), self.value_dim or self.key_dim
+        product, size = self.product(x, names), self.value_dim or self.key_dim
         if size == self.key_dim or names[0] != "value":
             return self._of_groups(product, x, names, self.key_dim)
         # Values come first.
@@ -355,9 +369,9 @@ class Projections(LowRankAdaptation):
             for name in names
         }
 
-    def _product(self, x, names):
+    def product(self, x, names):
         """Returns several projections of `x`, side by side, in one multiplication."""
-        if self.quantized_projections:
+        if any(getattr(self, f"{name}_projection").quantization_mode for name in names):
             return self._product_apart(x, names)
         weights = {"kernel": [], "bias": []}
         for name in names:
@@ -382,7 +396,7 @@ class Projections(LowRankAdaptation):
         return product + bias[0] if bias else product
 
     def _product_apart(self, x, names):
-        """Returns what `_product` does, each projection by itself."""
+        """Returns what `product` does, each projection by itself."""
         products = []
         for name in names:
             product = getattr(self, f"{name}_projection")(x)

@@ -12,6 +12,8 @@ from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.support.keras_internals import disown
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.keras_internals import without_autocast
+from routing_tf.layers.support.named_losses import add_named_loss
+from routing_tf.layers.support.named_losses import named_losses
 
 
 def call_and_forget(layer, function, tensors, parts=None):
@@ -43,12 +45,13 @@ def call_and_forget(layer, function, tensors, parts=None):
         mapping = zip([*trainable, *fixed], [*values, *fixed_values], strict=True)
         scope = keras.StatelessScope(list(mapping), collect_losses=True)
         before = [scope.get_current_value(variable) for variable in fixed]
-        with scope, hold_updates() as updates:
+        with scope, hold_updates() as updates, named_losses() as names_of:
             output = function(*inputs)
         after = [scope.get_current_value(variable) for variable in fixed]
         losses = list(scope.losses)
         disown(layer, losses)
-        return output, *effects.flatten(fixed, before, after, losses, updates)
+        state = fixed, before, after
+        return output, *effects.flatten(*state, losses, names_of(losses), updates)
 
     output, *flat = keras.remat(pure)(*values, *tensors)
     effects.apply(layer, flat)
@@ -80,7 +83,7 @@ def computes_again(layer, remat):
 class _Effects:
     """The side effects of a run, without their tensors, which are traced."""
 
-    def flatten(self, variables, before, after, losses, updates):
+    def flatten(self, variables, before, after, losses, names, updates):
         """Records the side effects and returns their tensors, as `apply` takes them."""
         changed = [
             (variable, new)
@@ -88,7 +91,7 @@ class _Effects:
             if new is not old
         ]
         self.assigned = [variable for variable, _ in changed]
-        self.num_losses = len(losses)
+        self.loss_names = names
         self.moved = [(kmeans, len(statistics)) for kmeans, statistics in updates]
         statistics = [tensor for _, tensors in updates for tensor in tensors]
         return [*losses, *statistics, *(value for _, value in changed)]
@@ -96,8 +99,9 @@ class _Effects:
     def apply(self, layer, flat):
         """Applies the recorded side effects outside."""
         flat = iter(flat)
-        for loss in itertools.islice(flat, self.num_losses):
-            layer.add_loss(loss)
+        losses = itertools.islice(flat, len(self.loss_names))
+        for name, loss in zip(self.loss_names, losses, strict=True):
+            add_named_loss(layer, name, loss)
         for kmeans, count in self.moved:
             update_or_hold(kmeans, list(itertools.islice(flat, count)))
         for variable, value in zip(self.assigned, flat, strict=True):

@@ -1,7 +1,5 @@
 """The drop-in multi-head attention layer."""
 
-from collections.abc import Mapping
-
 import keras
 
 from routing_tf.layers.attention.mixed_attention import MixedAttention
@@ -14,8 +12,11 @@ from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
 from routing_tf.layers.support.validation import is_integer
 
+# Settings of `clustering` that are arguments of the layer, too, with their defaults.
+NAMED = {"routing_scope": "full", "prefix_block_size": None, "exploring_queries": 0}
 CLUSTERING = (
     *Clustering.names(),
+    *NAMED,
     *("query_cluster", "clusters_per_query"),
     *("max_clusters_per_token", "threshold_decay"),
 )
@@ -53,11 +54,6 @@ class RoutingAttention(MixedAttention):
             cluster. `"expert_threshold"`: each cluster chooses the tokens above its
             threshold. The last two need self-attention under a causal mask. None (the
             default): token choice there, and expert choice elsewhere.
-        routing_scope: the tokens that compete in expert choice under a causal mask:
-            `"full"` (the default), those of the whole sequence, or `"prefix"`, those
-            up to the query.
-        prefix_block_size: number of queries that are computed at once in the scope
-            `"prefix"`, in tokens; None (the default) for `attention_window`.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
         max_relative_position: largest relative position with an embedding of its own,
@@ -67,7 +63,8 @@ class RoutingAttention(MixedAttention):
             if query and value have the same depth. Defaults to True.
         clustering: dict of further arguments of `RoutedHeads` for its clusters: those
             of `Clustering`, `query_cluster`, `clusters_per_query`,
-            `max_clusters_per_token` and `threshold_decay`; or a `Clustering`. None (the
+            `max_clusters_per_token`, `threshold_decay`, `routing_scope`,
+            `prefix_block_size` and `exploring_queries`; or a `Clustering`. None (the
             default) for none.
         key_shift: which key a position offers with its value, in all heads: its own (0,
             the default), or that of the token before it (1), so that a query finds what
@@ -81,13 +78,12 @@ class RoutingAttention(MixedAttention):
             their token, see `HeadGroup`. Defaults to False.
         attention_implementation: how the attention inside a window or a cluster is
             computed, see `ScaledDotProduct`: `"plain"` (the default) or `"auto"`.
-        exploring_queries: how many random queries of each routed head see everything
-            that the mask lets them see in training, see `ClusteredHeads`. Defaults to
-            0.
-        **kwargs: arguments of `MixedAttention`, such as `use_bias` (defaults to False,
-            unlike in `keras.layers.MultiHeadAttention`), `num_key_value_heads` (with
-            `share_query_key=False`), `use_gate`, `logit_soft_cap`, `qk_norm` and
-            `remat`; and those of `keras.layers.Layer`, such as `name`.
+        **kwargs: `routing_scope`, `prefix_block_size` and `exploring_queries`, which go
+            before those in `clustering`; arguments of `MixedAttention`, such as
+            `use_bias` (defaults to False, unlike in `keras.layers.MultiHeadAttention`),
+            `num_key_value_heads` (with `share_query_key=False`), `use_gate`,
+            `logit_soft_cap`, `qk_norm` and `remat`; and those of `keras.layers.Layer`,
+            such as `name`.
 
     Call arguments and Returns: as in `MixedAttention`.
 
@@ -131,8 +127,6 @@ class RoutingAttention(MixedAttention):
         num_local_heads=0,
         local_block_size=None,
         routing=None,
-        routing_scope="full",
-        prefix_block_size=None,
         value_dim=None,
         output_dim=None,
         max_relative_position=None,
@@ -144,33 +138,16 @@ class RoutingAttention(MixedAttention):
         seed=None,
         rotary_positions=False,
         attention_implementation="plain",
-        exploring_queries=0,
         **kwargs,
     ):
         num_heads = check_positive_integer("num_heads", num_heads)
         attention_window = check_positive_integer("attention_window", attention_window)
         if seed is not None:
             seed = check_non_negative_integer("seed", seed)
-        exploring_queries = check_non_negative_integer(
-            "exploring_queries", exploring_queries
-        )
         num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
         initializer("kernel_initializer", kernel_initializer)
         local_block_size = check_optional_integer("local_block_size", local_block_size)
-        if isinstance(clustering, Clustering):
-            clustering = clustering.to_dict()
-        if not isinstance(clustering, (Mapping, type(None))):
-            raise ValueError(
-                "`clustering` must be a dict, a `Clustering` or None. Received: "
-                f"clustering={clustering!r}"
-            )
-        clustering = dict(clustering or {})
-        unknown = sorted(set(clustering) - set(CLUSTERING))
-        if unknown:
-            raise ValueError(
-                f"`clustering` must have only the keys {', '.join(CLUSTERING)}. "
-                f"Received: clustering={clustering}"
-            )
+        clustering = _clustering(clustering, kwargs)
         shared = {
             "max_relative_position": max_relative_position,
             "dropout": dropout,
@@ -189,10 +166,7 @@ class RoutingAttention(MixedAttention):
                     num_clusters=num_clusters,
                     attention_window=attention_window,
                     routing=routing,
-                    routing_scope=routing_scope,
-                    prefix_block_size=prefix_block_size,
                     share_query_key=share_query_key,
-                    exploring_queries=exploring_queries,
                     dropout_seed=seed,
                     name="routed_heads",
                     **clustering,
@@ -224,22 +198,41 @@ class RoutingAttention(MixedAttention):
         self.num_local_heads = num_local_heads
         self.local_block_size = local_block_size
         self.routing = routing
-        self.routing_scope = routing_scope
-        self.prefix_block_size = prefix_block_size and int(prefix_block_size)
         self.max_relative_position = groups[0].max_relative_position
         self.share_query_key = share_query_key
         self.clustering = clustering
+        for name in NAMED:
+            setattr(self, name, clustering[name])
         self.dropout = dropout
         self.key_shift = groups[0].key_shift
         self.seed = seed
         self.rotary_positions = rotary_positions
         self.attention_implementation = attention_implementation
-        self.exploring_queries = exploring_queries
 
     def get_config(self):
         config = super().get_config()
         del config["head_groups"]
         return config
+
+
+def _clustering(clustering, kwargs):
+    """Returns the argument as a dict, with those of `NAMED`, taken from `kwargs`."""
+    clustering = Clustering.given_as("clustering", clustering)
+    if not clustering.keys() <= set(CLUSTERING):
+        raise ValueError(
+            f"`clustering` must have only the keys {', '.join(CLUSTERING)}. "
+            f"Received: clustering={clustering}"
+        )
+    for name, default in NAMED.items():
+        clustering.setdefault(name, default)
+        if name in kwargs:
+            clustering[name] = kwargs.pop(name)
+    for name, check in (
+        ("prefix_block_size", check_optional_integer),
+        ("exploring_queries", check_non_negative_integer),
+    ):
+        clustering[name] = check(name, clustering[name])
+    return clustering
 
 
 def _check_num_local_heads(num_local_heads, num_heads):

@@ -16,7 +16,6 @@ from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_rate
-from routing_tf.layers.support.validation import is_integer
 
 LAYER_NORM_EPSILON = 1e-6
 # The steps before and after a sublayer, as letters.
@@ -372,8 +371,8 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
 
     def _step_forward(self, x, padding_mask, cache):
         """Does what `_feed_forward` does, of a layer with a cache, and returns both."""
-        before, index = cache.cache["feed_forward"], cache.cache_index
-        if index is None or is_integer(index) and index == 0:
+        before = cache.cache["feed_forward"]
+        if cache.starts_anew:
             before = keras.tree.map_structure(ops.zeros_like, before)
         y = self.feed_forward_input(x)
         masks = self._mask_to_feed(x, padding_mask)

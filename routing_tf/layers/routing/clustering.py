@@ -3,6 +3,7 @@
 import dataclasses
 import numbers
 
+from routing_tf.layers.support.settings import Settings
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
@@ -12,7 +13,7 @@ CENTROID_INITIALIZATIONS = ("normal", "tokens")
 
 
 @dataclasses.dataclass(frozen=True)
-class Clustering:
+class Clustering(Settings):
     """Settings of `OnlineKMeans`, which all layers with centroids take by name.
 
     Args:
@@ -112,19 +113,3 @@ class Clustering:
     def revives(self):
         """Whether centroids may be set to tokens."""
         return self.revive_after is not None or self.centroid_initialization == "tokens"
-
-    @classmethod
-    def names(cls):
-        """Returns the names of all settings."""
-        return tuple(field.name for field in dataclasses.fields(cls))
-
-    @classmethod
-    def taken_from(cls, arguments):
-        """Returns the settings among keyword arguments, and the other arguments."""
-        settings = {name: arguments[name] for name in cls.names() if name in arguments}
-        others = {name: x for name, x in arguments.items() if name not in settings}
-        return cls(**settings), others
-
-    def to_dict(self):
-        """Returns the settings by their names."""
-        return dataclasses.asdict(self)

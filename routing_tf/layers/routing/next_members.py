@@ -64,7 +64,7 @@ class NextMembers:
 
         From `[B, G, K, R, E]` in the rings, and `[B, G, T, E]` of the tokens.
         """
-        found = self._of_clusters(ring, rings.of_cluster)
+        found = self._of_clusters(ring, gathering.gather_blocks)
         shape = ops.shape(found)
         if new.shape[1] != found.shape[1]:
             new = key_heads.for_queries(new, found.shape[1])

@@ -48,17 +48,6 @@ def ranks(counts, num_places):
     return newest - (newest - places) % num_places
 
 
-def of_cluster(x, cluster):
-    """Returns the rings of clusters `[B, H, ...]`: `[B, H, ..., R, E]`.
-
-    `x` is `[B, H, K, R, E]`.
-    """
-    batch, heads, num_clusters, num_places, size = ops.shape(x)
-    flat = ops.reshape(x, (batch, heads, num_clusters, num_places * size))
-    found = gathering.gather(flat, cluster)
-    return ops.reshape(found, (*ops.shape(cluster), num_places, size))
-
-
 def joined(cache, clusters, is_member, **new):
     """Returns a cache of rings with new members behind those that are there.
 

@@ -16,11 +16,6 @@ def _top_k(x, k, sorted=True):
     return ops.take_along_axis(x, places, axis=-1), places
 
 
-def _one_hot(x, num_classes, dtype):
-    # `ops.one_hot` refuses numbers that are none of a class; their row is zero.
-    return ops.cast(x[..., None] == ops.arange(num_classes, dtype=x.dtype), dtype)
-
-
 def _segment_sum(rows, places, num_segments):
     # `ops.segment_sum` takes twenty times as long, and converts all to float32.
     zeros = ops.zeros((num_segments, *rows.shape[1:]), rows.dtype)
@@ -37,9 +32,10 @@ top_k = _top_k if IS_TORCH else ops.top_k
 
 def one_hot(x, num_classes, dtype):
     """Returns what `ops.one_hot` does; zeros for a number that is none of a class."""
-    # Torch refuses such a number; ONNX has only floats.
-    function = ops.one_hot if dtype == "float32" and not IS_TORCH else _one_hot
-    return function(x, num_classes, dtype=dtype)
+    if dtype == "float32" and not IS_TORCH:
+        return ops.one_hot(x, num_classes, dtype=dtype)
+    # The function of torch refuses such a number; that of ONNX has only floats.
+    return ops.cast(x[..., None] == ops.arange(num_classes, dtype=x.dtype), dtype)
 
 
 segment_sum = _segment_sum if IS_TORCH else ops.segment_sum

@@ -1,5 +1,7 @@
 """Caches as arguments of layers."""
 
+from routing_tf.layers.support.validation import is_integer
+
 
 class NotCast:
     """Hides a cache from Keras, which would cast its float tensors."""
@@ -7,6 +9,12 @@ class NotCast:
     def __init__(self, cache, cache_index):
         self.cache = cache
         self.cache_index = cache_index
+
+    @property
+    def starts_anew(self):
+        """Whether there is no token before: no index, or the integer 0."""
+        index = self.cache_index
+        return index is None or (is_integer(index) and index == 0)
 
     @classmethod
     def wrap(cls, arguments):

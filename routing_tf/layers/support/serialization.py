@@ -7,6 +7,8 @@ import itertools
 
 import keras
 
+from routing_tf.layers.support.settings import Settings
+
 
 class ConfiguredLayer(keras.layers.Layer):
     """A layer whose config contains the constructor arguments of it and its bases.
@@ -24,7 +26,9 @@ class ConfiguredLayer(keras.layers.Layer):
 def _arguments(cls):
     """Names of the constructor arguments of a class and its bases."""
     ours = itertools.takewhile(lambda base: base is not ConfiguredLayer, cls.__mro__)
-    signatures = [inspect.signature(base.__init__) for base in ours]
+    # Those that a base takes from Keras are in the config of Keras.
+    own = (base.__init__ for base in ours if "__init__" in vars(base))
+    signatures = [inspect.signature(each) for each in own]
     arguments = [x for each in signatures for x in list(each.parameters.values())[1:]]
     any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return dict.fromkeys(x.name for x in arguments if x.kind not in any_number)
@@ -35,6 +39,8 @@ def _serialized(value):
         return serialize(value)
     if isinstance(value, list):
         return [_serialized(item) for item in value]
+    if isinstance(value, Settings):
+        return {name: _serialized(item) for name, item in value.to_dict().items()}
     if isinstance(value, dict):
         return dict(value)
     # Initializers and similar objects.
@@ -55,16 +61,21 @@ def serialize(layer):
 def deserialize(layer):
     """Returns the layer of a config; layers and None are returned unchanged."""
     if isinstance(layer, dict):
-        _register_class(layer.get("registered_name"))
+        registered_class(layer.get("registered_name"))
         return keras.saving.deserialize_keras_object(layer)
     return layer
 
 
-def _register_class(name):
-    """Imports `routing_tf.zoo` if a class of this package is not in `layers`."""
-    is_ours = isinstance(name, str) and name.startswith("routing_tf>")
-    if is_ours and keras.saving.get_registered_object(name) is None:
+def registered_class(name):
+    """Returns the class that is registered under a name; None if there is none.
+
+    Imports `routing_tf.zoo` if it is a class of this package that is not in `layers`.
+    """
+    found = keras.saving.get_registered_object(name) if name else None
+    if found is None and isinstance(name, str) and name.startswith("routing_tf>"):
         importlib.import_module("routing_tf.zoo")
+        found = keras.saving.get_registered_object(name)
+    return found
 
 
 def class_of_the_zoo(name):

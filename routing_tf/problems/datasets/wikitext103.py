@@ -8,7 +8,7 @@ from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import array_store
 from routing_tf.problems import packing
 from routing_tf.problems import vocabularies
-from routing_tf.problems.problem import perplexity
+from routing_tf.problems.metrics import perplexity
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import TextProblem
 from routing_tf.tokenizers import ByteTokenizer

@@ -11,7 +11,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from routing_tf.training.engines.engine import Engine
-from routing_tf.training.engines.step import Report
 from routing_tf.training.engines.step import split_batch
 
 
@@ -112,7 +111,7 @@ class JaxEngine(Engine):
                 stacked = self._distribute(stacked, self._stacked_rows)
                 self._state, report = compiled(state, stacked, number)
             report = np.asarray(report)
-            return [Report.of(row) for row in report.reshape(-1, report.shape[-1])]
+            return [step.report(row) for row in report.reshape(-1, report.shape[-1])]
 
         return call
 

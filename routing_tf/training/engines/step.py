@@ -11,6 +11,8 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.layers.routing.exploring import is_exploring_seed
 from routing_tf.layers.support.keras_internals import decays
+from routing_tf.layers.support.named_losses import all_loss_names
+from routing_tf.layers.support.named_losses import named_losses
 from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.models.packed_documents import inputs_of
 
@@ -18,6 +20,8 @@ from routing_tf.models.packed_documents import inputs_of
 DRAWS_PER_PART = 256
 # Replicas of TensorFlow draw separately; JAX has one draw for the global batch.
 SEEDS_BETWEEN_REPLICAS = 7919
+# What a report has of each step, before losses by name and squares of gradients.
+NUM_SCALARS = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,12 +31,14 @@ class Report:
     Args:
         loss: the loss that was differentiated.
         cross_entropy: its part in nats per token.
-        clustering_loss: its part from the centroids.
+        clustering_loss: its part from the centroids, and from losses without a name.
         num_tokens: sum of the weights of all tokens.
         gradient_norm: global norm of the gradients before they are clipped.
         loss_scale: factor that kept gradients from vanishing in float16; otherwise 1.
         gradient_squares: NumPy array `<float32>[variables]`, the sums of squares of the
             gradient of each trainable variable.
+        named_losses: dict of its parts that layers add by name, such as the load
+            balancing of experts. Defaults to no such parts.
     """
 
     loss: float
@@ -42,13 +48,15 @@ class Report:
     gradient_norm: float
     loss_scale: float
     gradient_squares: np.ndarray
+    named_losses: dict = dataclasses.field(default_factory=dict)
 
     @classmethod
-    def of(cls, vector):
-        """Reads the vector that `TrainingStep.finish` makes."""
-        vector = np.asarray(vector)
-        num_scalars = len(dataclasses.fields(cls)) - 1
-        return cls(*map(float, vector[:num_scalars]), vector[num_scalars:])
+    def of(cls, vector, loss_names=()):
+        """Reads the vector that `TrainingStep.finish` makes, with its `loss_names`."""
+        numbers, rest = np.split(np.asarray(vector), [NUM_SCALARS])
+        named, squares = np.split(rest, [len(loss_names)])
+        named = dict(zip(loss_names, map(float, named), strict=True))
+        return cls(*map(float, numbers), squares, named)
 
     @property
     def is_finite(self):
@@ -92,6 +100,7 @@ class TrainingStep:
             for variable in lm.non_trainable_variables
             if variable.name == "seed_generator_state"
         ]
+        self.loss_names = all_loss_names(lm)
         self._kmeans = []
         self._num_targets = None
 
@@ -115,7 +124,7 @@ class TrainingStep:
         for variable, seed in self._seeds:
             values[id(variable)] = self._seed_state(variable, seed, step, part, replica)
         # Replicas are threads, which would mix their losses without their own scopes.
-        with layers.hold_updates() as held:
+        with layers.hold_updates() as held, named_losses() as names_of:
             logits, _, losses = lm.stateless_call(
                 [values[id(variable)] for variable in lm.trainable_variables],
                 [values[id(variable)] for variable in lm.non_trainable_variables],
@@ -128,14 +137,14 @@ class TrainingStep:
         self._num_targets = (
             math.prod(targets.shape) * self.num_parts * self.num_replicas
         )
-        sums = self._sums(logits, targets, weights, losses)
-        value = (sums["nats"] + sums["clustering"] + sums["decay"]) / self._num_targets
+        sums = self._sums(logits, targets, weights, losses, names_of(losses))
+        value = _total(sums) / self._num_targets
         if self.loss_scaling is not None:
             scale = values[id(self.loss_scaling.dynamic_scale)]
             value *= ops.cast(scale, "float32")
         return value, {**sums, "statistics": [statistics for _, statistics in held]}
 
-    def _sums(self, logits, targets, weights, losses):
+    def _sums(self, logits, targets, weights, losses, names):
         nats = keras.losses.sparse_categorical_crossentropy(
             targets, ops.cast(logits, "float32"), from_logits=True
         )
@@ -148,10 +157,15 @@ class TrainingStep:
         # Keras lists the losses of regularizers after those of layers.
         num_decays = len([v for v in self._trainable if v.regularizer is not None])
         split = len(losses) - num_decays
+        parts = {name: [] for name in (None, *self.loss_names)}
+        for name, loss in zip(names, losses[:split]):
+            parts.get(name, parts[None]).append(loss)
+        clustering, *named = (sum(part, ops.zeros(())) for part in parts.values())
         return {
             "nats": ops.sum(nats * weights),
             "weight": own_weight,
-            "clustering": share * sum(losses[:split], ops.zeros(())),
+            "clustering": share * clustering,
+            "named": {n: share * x for n, x in zip(self.loss_names, named)},
             "decay": share * sum(losses[split:], ops.zeros(())),
         }
 
@@ -179,7 +193,7 @@ class TrainingStep:
 
         Returns:
             The clipped gradients of the mean loss; a boolean tensor that tells whether
-            loss and gradients are finite; and the report, a vector that `Report.of`
+            loss and gradients are finite; and the report, a vector that `report`
             reads.
         """
         weight = sums["weight"]
@@ -191,7 +205,7 @@ class TrainingStep:
         gradients = [ops.cast(gradient, "float32") * factor for gradient in gradients]
         squares = ops.stack([ops.sum(ops.square(gradient)) for gradient in gradients])
         norm = ops.sqrt(ops.sum(squares))
-        loss = (sums["nats"] + sums["clustering"] + sums["decay"]) / divisor
+        loss = _total(sums) / divisor
         report = [
             loss,
             sums["nats"] / divisor,
@@ -199,12 +213,17 @@ class TrainingStep:
             weight,
             norm,
             scale,
+            *(sums["named"][name] / divisor for name in self.loss_names),
         ]
         report = ops.concatenate([ops.stack(report), squares])
         if self.clip_norm:
             excess = ops.maximum(norm, self.clip_norm)
             gradients = [gradient * (self.clip_norm / excess) for gradient in gradients]
         return gradients, ops.isfinite(loss + norm), report
+
+    def report(self, vector):
+        """Returns the `Report` of a vector that `finish` made."""
+        return Report.of(vector, self.loss_names)
 
     def update(self, gradients, statistics):
         """Moves weights, optimizer state and centroids.
@@ -248,7 +267,7 @@ class TrainingStep:
     @property
     def report_size(self):
         """Number of entries of a report."""
-        return len(dataclasses.fields(Report)) - 1 + len(self._trainable)
+        return NUM_SCALARS + len(self.loss_names) + len(self._trainable)
 
     @property
     def variables(self):
@@ -260,6 +279,12 @@ class TrainingStep:
             *lm.non_trainable_variables,
             *optimizer.variables,
         ]
+
+
+def _total(sums):
+    """Returns the sum of all losses."""
+    loss = sums["nats"] + sums["clustering"] + sums["decay"]
+    return sum(sums["named"].values(), loss)
 
 
 def split_batch(batch, num_parts):

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.training.engines.engine import Engine
-from routing_tf.training.engines.step import Report
 from routing_tf.training.engines.step import split_batch
 
 
@@ -115,10 +114,10 @@ class TensorFlowEngine(Engine):
         def call(batches, first_step):
             number = tf.constant(first_step, tf.int64)
             if steps_per_call == 1:
-                return [Report.of(compiled(self._distribute(batches[0]), number))]
+                return [step.report(compiled(self._distribute(batches[0]), number))]
             stacked = keras.tree.map_structure(lambda *x: np.stack(x), *batches)
             reports = compiled(self._distribute(stacked, axis=1), number)
-            return [Report.of(report) for report in reports.numpy()]
+            return [step.report(report) for report in reports.numpy()]
 
         return call
 
@@ -230,7 +229,7 @@ class TensorFlowEngine(Engine):
             for index, part in enumerate(parts[1:], 1):
                 index = tf.constant(index)
                 sums = further(sums, self._distribute(part), number, index)
-            return [Report.of(finish(sums))]
+            return [step.report(finish(sums))]
 
         return call
 

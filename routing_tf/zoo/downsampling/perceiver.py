@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.support.keras_internals import mask_of
+from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.serialization import serialize
@@ -14,7 +15,9 @@ from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import static_length
 from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts.blocks import read_behind
 from routing_tf.zoo.parts.blocks import transformer_block
 
 __all__ = ["PerceiverBackbone"]
@@ -82,18 +85,24 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             Defaults to the Keras mask of `inputs`. Padding is not read, but takes the
             places of latents in a causal model: put it before the inputs there.
         training: whether dropout is on, and centroids move.
+        cache: what `make_cache` of a causal model or an earlier call returned; None
+            (the default) for none.
+        cache_index: number of inputs that the cache was fed, an integer or a scalar
+            tensor; None (the default) for 0, which starts the cache anew.
 
     Returns:
         `<float>[batch, num_latents, latent_dim]`, or with `output_dim`
         `<float>[batch, outputs, output_dim]`. Causal models return
-        `min(num_latents, length)` latents, which keep their mask.
+        `min(num_latents, length)` latents, which keep their mask; with a cache, a pair:
+        the outputs of those inputs that are latents, and the cache with the inputs.
 
     Raises:
         ValueError: if an argument is out of its range, heads do not divide
             `latent_dim`, or a causal model has an `output_dim`, whose queries would
             read later inputs; when called, if inputs do not have three axes, causal
             ones are not of the size `latent_dim`, or `output_queries` are missing,
-            or given and unknown to the model or of another size.
+            or given and unknown to the model or of another size, or the first call with
+            a cache does not reach the latents.
 
     Example:
 
@@ -251,9 +260,22 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         initializer = keras.initializers.TruncatedNormal(stddev=LATENT_STDDEV)
         return self.add_weight(name=name, shape=shape, initializer=initializer)
 
-    def call(self, inputs, output_queries=None, mask=None, training=None):
+    def __call__(self, *args, **kwargs):
+        return super().__call__(*args, **NotCast.wrap(kwargs))
+
+    def call(
+        self,
+        inputs,
+        output_queries=None,
+        mask=None,
+        training=None,
+        cache=None,
+        cache_index=None,
+    ):
         arguments.tokens_shape(self, inputs.shape, self.input_dim)
         mask = mask_of(inputs) if mask is None else mask
+        if cache is not None:
+            return self._step(inputs, mask, NotCast.of(cache, cache_index))
         if self.causal:
             latents = inputs[:, -self.num_latents :]
             real = None if mask is None else mask[:, -self.num_latents :]
@@ -271,6 +293,77 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             for block in self._blocks_of_round(index):
                 latents = block(latents, padding_mask=real, training=training)
         return self._outputs(latents, output_queries, training)
+
+    def make_cache(self, batch_size, max_length):
+        """Makes an empty cache, for calls of a causal model that go on behind others.
+
+        Its latents are the last `num_latents` of `max_length` inputs, so that they stay
+        the same from call to call. The first call must reach the first of them, and
+        later ones may have any number of inputs. Outputs are those of one pass over
+        `max_length` inputs.
+
+        Args:
+            batch_size: number of sequences.
+            max_length: number of inputs of a sequence in the end.
+
+        Returns:
+            A structure of tensors of fixed sizes with the batch on axis 0.
+
+        Raises:
+            ValueError: if the model is not causal or not built, or a number is not a
+                positive integer.
+        """
+        arguments.check_built(self, "make_cache")
+        check_positive_integer("max_length", max_length)
+        if not self.causal:
+            raise ValueError(
+                "A cache needs a causal model. Received: causal=False. Make one with "
+                "`causal=True`"
+            )
+        readings = [
+            block.cross_attention.head_groups[0].make_cache(batch_size, max_length)
+            for block in self.reading_blocks
+        ]
+        size = (batch_size, min(self.num_latents, max_length))
+        blocks = [
+            [block.make_cache(*size) for block in self._blocks_of_round(index)]
+            for index in range(self.num_cross_attentions)
+        ]
+        return {"readings": readings, "blocks": blocks}
+
+    def _step(self, inputs, mask, cache):
+        """Does what `call` does behind the inputs of a cache."""
+        length, starts = static_length("inputs", inputs), cache.starts_anew
+        readings, after = list(cache.cache["readings"]), []
+        max_length = readings[0]["rows"].shape[2]
+        first = max(max_length - self.num_latents, 0)
+        if starts and not first < length <= max_length:
+            raise ValueError(
+                "The first call with a cache must reach the first latent, and not go "
+                f"beyond the last. Received: {length} inputs with latents at places "
+                f"{first} to {max_length - 1}. Make a cache with another `max_length`"
+            )
+        place, skipped = (0, first) if starts else (cache.cache_index - first, 0)
+        latents = inputs[:, skipped:]
+        real = None if mask is None else mask[:, skipped:]
+        for index in range(self.num_cross_attentions):
+            number = min(index, len(self.reading_blocks) - 1)
+            latents, readings[number] = read_behind(
+                self.reading_blocks[number],
+                latents,
+                self.input_norms[number](inputs),
+                mask,
+                readings[number],
+                None if starts else cache.cache_index,
+            )
+            caches = []
+            blocks = self._blocks_of_round(index)
+            for block, own in zip(blocks, cache.cache["blocks"][index]):
+                options = {"padding_mask": real, "cache": own, "cache_index": place}
+                latents, own = block(latents, **options)
+                caches.append(own)
+            after.append(caches)
+        return latents, {"readings": readings, "blocks": after}
 
     def _for_each(self, weight, inputs):
         """Returns a weight, once for each sequence of `inputs`."""

@@ -1,51 +1,32 @@
 """A feed-forward network whose tokens each pass through one or two of many experts."""
 
 import math
-import typing
 
 import keras
 from keras import ops
 
-# Replicas of `tf.distribute` have losses of their own.
+from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support.keras_internals import OwnLosses
+from routing_tf.layers.support.named_losses import add_named_loss
+from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.zoo.experts.routes import PLACES
+from routing_tf.zoo.experts.routes import Routes
+from routing_tf.zoo.experts.routes import places_of
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["MixtureOfExperts"]
 
 ACTIVATIONS = ("relu", "gelu", "geglu")
-PLACES = ("by_token", "by_choice", "by_probability")
 SECOND_CHOICES = ("always", "random")
 STATISTICS = ("load_balancing_loss", "router_z_loss", "dropped")
 
 
-class Routes(typing.NamedTuple):
-    """Where tokens go.
-
-    Attributes:
-        experts: `<int32>[batch, length, top_k]`, the experts of each token, the most
-            probable one first.
-        weights: `<float32>[batch, length, top_k]`, what their outputs are multiplied
-            by.
-        places: `<int32>[batch, length, top_k]`, how many tokens of the same call had
-            chosen the same expert before.
-        is_chosen: `<bool>[batch, length, top_k]`, False for padding, and for second
-            choices that were left out.
-        is_placed: `<bool>[batch, length, top_k]`, False where there was no place, too.
-    """
-
-    experts: typing.Any
-    weights: typing.Any
-    places: typing.Any
-    is_chosen: typing.Any
-    is_placed: typing.Any
-
-
 @keras.saving.register_keras_serializable("routing_tf")
-class MixtureOfExperts(OwnLosses):
+class MixtureOfExperts(ConfiguredLayer, OwnLosses):
     """Feed-forward networks, the experts, of which a router chooses one for each token.
 
     The router is a linear map with a softmax over the experts. With `top_k=1` a token
@@ -205,6 +186,12 @@ class MixtureOfExperts(OwnLosses):
             dropout, seed=seed, dtype=self.dtype_policy
         )
 
+    @property
+    def loss_names(self):
+        """Names of the losses that training adds."""
+        weights = self.load_balancing_weight, self.z_loss_weight
+        return [name for name, weight in zip(STATISTICS, weights) if weight]
+
     def _check_choices(self):
         if self.top_k > self.num_experts:
             raise ValueError(
@@ -234,7 +221,11 @@ class MixtureOfExperts(OwnLosses):
         if self.activation != "geglu":
             self.input_bias = self._add_bias("input", hidden)
             self.output_bias = self._add_bias("output", dim)
-        self.statistics = {name: self._add_statistic(name) for name in STATISTICS}
+        state = {"trainable": False, "autocast": False}
+        self.statistics = {
+            name: self.add_weight((), "zeros", "float32", name=name, **state)
+            for name in STATISTICS
+        }
 
     def _add_kernel(self, name, input_dim, output_dim):
         def initial_values(shape, dtype=None):
@@ -265,16 +256,6 @@ class MixtureOfExperts(OwnLosses):
             name=f"expert_{name}_bias",
             shape=(self.num_experts, dim),
             initializer="zeros",
-        )
-
-    def _add_statistic(self, name):
-        return self.add_weight(
-            name=name,
-            shape=(),
-            initializer="zeros",
-            dtype="float32",
-            trainable=False,
-            autocast=False,
         )
 
     def make_cache(self, batch_size):
@@ -359,7 +340,7 @@ class MixtureOfExperts(OwnLosses):
             is_chosen = ops.logical_and(is_chosen, is_taken)
         choices = ops.one_hot(experts, self.num_experts, dtype="int32")
         choices = choices * ops.cast(is_chosen, "int32")[..., None]
-        places = self._places(choices, probabilities)
+        places = places_of(choices, probabilities, self.places)
         taken = ops.sum(choices, axis=(1, 2))
         rank = places
         if cache is not None:
@@ -368,27 +349,6 @@ class MixtureOfExperts(OwnLosses):
         is_placed = ops.logical_and(is_chosen, rank < self.capacity)
         routes = Routes(experts, weights, places, is_chosen, is_placed)
         return routes, ops.minimum(taken, self.capacity)
-
-    def _places(self, choices, probabilities):
-        """Counts the choices of the same expert that come before each.
-
-        Args:
-            choices: `<int32>[batch, length, top_k, num_experts]`, 1 for the expert of
-                a choice, or all 0.
-            probabilities: `<float>[batch, length, num_experts]`.
-
-        Returns:
-            `<int32>[batch, length, top_k]`.
-        """
-        if self.places == "by_token":
-            return _earlier(choices)
-        if self.places == "by_choice":
-            return _swapped(_earlier(_swapped(choices)))
-        order = ops.argsort(-ops.max(probabilities, axis=-1), axis=1)
-        choices = ops.take_along_axis(choices, order[..., None, None], axis=1)
-        places = _swapped(_earlier(_swapped(choices)))
-        back = ops.argsort(order, axis=1)
-        return ops.take_along_axis(places, back[..., None], axis=1)
 
     def _through_experts(self, x, routes, training):
         """Returns the weighted sums of what the experts of each token return.
@@ -438,65 +398,38 @@ class MixtureOfExperts(OwnLosses):
 
     def _add_losses(self, logits, probabilities, routes, real):
         real = ops.cast(real, "float32")
-        num_tokens = ops.maximum(ops.sum(real), 1.0)
+        own_tokens = ops.sum(real)
+        num_tokens = ops.maximum(own_tokens, 1.0)
         first = ops.one_hot(routes.experts[..., 0], self.num_experts, dtype="float32")
         shares, means = (
             ops.sum(x * real[..., None], axis=(0, 1)) / num_tokens
             for x in (first, probabilities)
         )
         balance = self.num_experts * ops.sum(shares * means)
-        squares = ops.square(ops.logsumexp(logits, axis=-1))
-        z_loss = ops.sum(squares * real) / num_tokens
+        z_loss = ops.sum(ops.logsumexp(logits, axis=-1) ** 2 * real) / num_tokens
         dropped = ops.logical_and(routes.is_chosen, ops.logical_not(routes.is_placed))
         dropped = ops.sum(ops.cast(dropped, "float32"))
-        for name, value in zip(STATISTICS, (balance, z_loss, dropped), strict=True):
+        sums = [own_tokens, own_tokens * balance, own_tokens * z_loss, dropped]
+        update_or_hold(self, [ops.stop_gradient(x) for x in sums])
+        losses = self.load_balancing_weight * balance, self.z_loss_weight * z_loss
+        for name, loss in zip(STATISTICS, losses):
+            if name in self.loss_names:
+                add_named_loss(self, name, loss)
+
+    def move(self, statistics):
+        """Writes the statistics of a step; see `OnlineKMeans.move`.
+
+        Args:
+            statistics: list of the number of tokens, the sums of both losses over them,
+                and the number of choices without a place.
+        """
+        tokens, balance, z_loss, dropped = statistics
+        means = [x / ops.maximum(tokens, 1.0) for x in (balance, z_loss)]
+        for name, value in zip(STATISTICS, [*means, dropped], strict=True):
             self.statistics[name].assign(value)
-        if self.load_balancing_weight:
-            self.add_loss(self.load_balancing_weight * balance)
-        if self.z_loss_weight:
-            self.add_loss(self.z_loss_weight * z_loss)
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_experts": self.num_experts,
-            "intermediate_dim": self.intermediate_dim,
-            "capacity": self.capacity,
-            "top_k": self.top_k,
-            "activation": self.activation,
-            "second_choice": self.second_choice,
-            "places": self.places,
-            "router_jitter": self.router_jitter,
-            "load_balancing_weight": self.load_balancing_weight,
-            "z_loss_weight": self.z_loss_weight,
-            "dropout": self.dropout,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "seed": self.seed,
-        }
-
-
-def _earlier(choices):
-    """Counts the choices of the same expert before each, in the order of two axes.
-
-    Args:
-        choices: `<int32>[batch, first axis, second axis, num_experts]`.
-
-    Returns:
-        `<int32>[batch, first axis, second axis]`.
-    """
-    batch, first, second, experts = ops.shape(choices)
-    ordered = ops.reshape(choices, (batch, first * second, experts))
-    before = ops.cumsum(ordered, axis=1, dtype="int32") - ordered
-    count = ops.sum(before * ordered, axis=-1)
-    return ops.reshape(count, (batch, first, second))
-
-
-def _swapped(x):
-    """Swaps axes 1 and 2."""
-    return ops.swapaxes(x, 1, 2)
 
 
 def _in_a_model(place, num_experts=8, top_k=2, **options):

@@ -1,5 +1,7 @@
 """Blocks of attention and feed-forward, as the backbones of the zoo stack them."""
 
+from keras import ops
+
 from routing_tf import layers
 from routing_tf.layers.support.validation import check_positive_integer
 
@@ -34,6 +36,35 @@ def transformer_block(
         parts = {"attention": None, "cross_attention": attention}
     options = {"use_causal_mask": False, **options}
     return layers.TransformerBlock(feed_forward=feed_forward, **parts, **options)
+
+
+def read_behind(block, x, memory, mask, cache, index):
+    """Lets tokens read another sequence up to their places, and that in a cache.
+
+    Args:
+        block: a block that reads a memory with one group of heads.
+        x: `<float>[batch, tokens, dim]`, which stand at the last places of `memory`.
+        memory: `<float>[batch, length, memory dim]`.
+        mask: `<bool>[batch, length]`, False for padding; or None.
+        cache: what the heads remember of the memory before.
+        index: place of the first token of `memory`, as many as there are of `x`; None
+            for the beginning, where there may be more.
+
+    Returns:
+        `<float>[batch, tokens, dim]`, and the cache with `memory`.
+    """
+    attention = block.cross_attention
+    (group,) = attention.head_groups
+    y = block.cross_attention_input(x)
+    positions, (inputs,) = attention.head_inputs(y, memory, value_mask=mask)
+    if index is None:
+        output, cache = group(inputs=inputs), group.fill_cache(cache, inputs)
+    else:
+        output, cache = group.step(cache, ops.cast(index, "int32"), inputs)
+    output = attention.combined(attention.joined(positions, [output]), y)
+    x = block.cross_attention_output(output, residual=x)
+    y = block.feed_forward(block.feed_forward_input(x))
+    return block.feed_forward_output(y, residual=x), cache
 
 
 def size_of_head(dim, num_heads):

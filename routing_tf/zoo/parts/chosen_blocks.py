@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.caches import rows
 from routing_tf.layers.routing.cluster_order import ClusterOrder
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
 from routing_tf.layers.support import backends
@@ -139,9 +140,9 @@ def entries_of(scores, blocks):
     of the latter, large and negative for none.
     """
     batch, heads, *rest, num_blocks = ops.shape(scores)
-    rows = (batch, heads * math.prod(rest))
-    table = ops.reshape(scores, (*rows, num_blocks))
-    places = ops.reshape(blocks, (*rows, ops.shape(blocks)[-1]))
+    leading = (batch, heads * math.prod(rest))
+    table = ops.reshape(scores, (*leading, num_blocks))
+    places = ops.reshape(blocks, (*leading, ops.shape(blocks)[-1]))
     found = gathering.entries_at(table, ops.minimum(places, num_blocks - 1))
     found = ops.reshape(found, ops.shape(blocks))
     return ops.where(blocks < num_blocks, found, large_negative("float32"))
@@ -239,3 +240,24 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
         ops.reshape(output, (*shape, output.shape[-1])),
         ops.reshape(order.restore(logsumexp[..., None]), shape),
     )
+
+
+def step(group, tokens, query, chosen, size, index):
+    """Lets a query attend to its own block, up to itself, and to those it chooses.
+
+    `tokens` are rows `[B, H, G * S, row]`, see `caches.rows`, in blocks of `size`; the
+    query, `<float>[B, H, 1, D]`, is at position `index`. `chosen` blocks are those of
+    `best_blocks`, `<int32>[B, H, 1, K]`; None for no other block.
+    """
+    batch, heads, _, row = ops.shape(tokens)
+    num_blocks = tokens.shape[2] // size
+    block = ops.zeros((batch, heads, 1), "int32") + index // size
+    if chosen is not None:
+        block = ops.concatenate([block, chosen[:, :, 0]], axis=-1)
+    blocks = ops.reshape(tokens, (batch, heads, num_blocks, size, row))
+    read = gathering.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
+    places = block[..., None] * size + numbers(size)
+    shape = (batch, heads, block.shape[2] * size)
+    places, read = ops.reshape(places, shape), ops.reshape(read, (*shape, row))
+    distances = (places - index)[:, :, None]
+    return rows.attend_to_rows(group, query, read, distances <= 0, distances)

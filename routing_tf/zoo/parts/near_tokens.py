@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers.caches import rows
 from routing_tf.layers.routing.cluster_order import chunk_size_for
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support.lengths import is_known
@@ -51,3 +52,15 @@ def attend(dot_product, inputs, window, training=None):
         training=training,
     )
     return [blocks.put_back_blocks(x, length, axis=2) for x in results]
+
+
+def step(group, tokens, query, window, index):
+    """Lets a query at position `index` attend to the last tokens up to it.
+
+    `tokens` are rows `[batch, heads, places, row]`, see `caches.rows`; the query is
+    `<float>[batch, heads, 1, key_dim]`, and sees `window` tokens, including its own.
+    """
+    window = min(window, tokens.shape[2])
+    places = index - (window - 1) + numbers(window)
+    read = ops.take(tokens, ops.maximum(places, 0), axis=2)
+    return rows.attend_to_rows(group, query, read, places >= 0, places - index)

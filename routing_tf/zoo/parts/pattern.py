@@ -23,6 +23,10 @@ class Pattern:
         of_encoders: whether it has a form without a causal mask. Defaults to True.
         shares_query_key: whether its queries are its keys. Defaults to False.
         is_clustered: whether its heads are `ClusteredHeads`. Defaults to False.
+        refuses: tuple of the arguments that its heads refuse among `dropout`,
+            `entmax_alpha`, `key_shift` and `rotary_positions`, for an early message.
+            Defaults to none.
+        min_heads: smallest number of heads. Defaults to 1.
     """
 
     heads: Callable
@@ -34,6 +38,8 @@ class Pattern:
     of_encoders: bool = True
     shares_query_key: bool = False
     is_clustered: bool = False
+    refuses: tuple = ()
+    min_heads: int = 1
 
     def groups(self, sizes, num_heads, **options):
         """Returns the list of head groups.

@@ -6,17 +6,19 @@ from keras import ops
 from routing_tf.layers.support.backends import top_k
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.named_losses import add_named_loss
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
 from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.recurrence.segments import check_multiple
 from routing_tf.zoo.recurrence.segments import checked_state
 from routing_tf.zoo.recurrence.segments import empty_memories
 from routing_tf.zoo.recurrence.segments import segments
-from routing_tf.zoo.recurrence.transformer_xl import TransformerXLAttention
 from routing_tf.zoo.recurrence.transformer_xl import TransformerXLBackbone
+from routing_tf.zoo.recurrence.transformer_xl_attention import TransformerXLAttention
 
 __all__ = ["CompressiveAttention", "CompressiveTransformerBackbone"]
 
@@ -93,6 +95,8 @@ class CompressiveAttention(TransformerXLAttention):
     code of this repository.
     """
 
+    loss_names = ("reconstruction_loss",)
+
     def __init__(
         self,
         num_heads,
@@ -123,10 +127,8 @@ class CompressiveAttention(TransformerXLAttention):
                 "`same_length` must be False for attention that compresses whole "
                 "segments. Received: same_length=True"
             )
-        _check_multiple(memory_length=memory_length, segment_length=segment_length)
-        _check_multiple(
-            segment_length=segment_length, compression_rate=compression_rate
-        )
+        check_multiple(memory_length=memory_length, segment_length=segment_length)
+        check_multiple(segment_length=segment_length, compression_rate=compression_rate)
 
     def build(self, inputs_shape):
         super().build(inputs_shape)
@@ -173,7 +175,7 @@ class CompressiveAttention(TransformerXLAttention):
         lengths = {"memory": memory_length, "compressed": compressed_length}
         lengths["segment"] = self.segment_length
         state = empty_memories(self, batch_size, **lengths)
-        _check_multiple(memory_length=memory_length, segment_length=self.segment_length)
+        check_multiple(memory_length=memory_length, segment_length=self.segment_length)
         state["position"] = ops.zeros((batch_size,), dtype="int32")
         if self.compression == "most_used":
             shape = (batch_size, memory_length + self.segment_length)
@@ -357,7 +359,8 @@ class CompressiveAttention(TransformerXLAttention):
         loss = squares / ops.maximum(counts, 1.0)
         self.statistics["reconstruction_loss"].assign(loss)
         if self.compression == "convolution" and self.reconstruction_weight:
-            self.add_loss(self.reconstruction_weight * loss)
+            weighted = self.reconstruction_weight * loss
+            add_named_loss(self, "reconstruction_loss", weighted)
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -442,13 +445,3 @@ class CompressiveTransformerBackbone(TransformerXLBackbone):
         )
         sizes = (vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim)
         super().__init__(*sizes, memory_length, segment_length, **kwargs)
-
-
-def _check_multiple(**lengths):
-    """Raises a `ValueError` unless the first length is a multiple of the second."""
-    (name, length), (part, number) = lengths.items()
-    if length % number:
-        raise ValueError(
-            f"`{name}` must be a multiple of `{part}`. Received: {name}={length}, "
-            f"{part}={number}"
-        )

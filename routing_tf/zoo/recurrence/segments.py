@@ -167,3 +167,13 @@ def checked_side_attention(layer):
         "`side_attention` must be a `MixedAttention` or `RoutingAttention` layer, or "
         f"None. Received: side_attention={layer!r}"
     )
+
+
+def check_multiple(**lengths):
+    """Raises a `ValueError` unless the first length is a multiple of the second."""
+    (name, length), (part, number) = lengths.items()
+    if length % number:
+        raise ValueError(
+            f"`{name}` must be a multiple of `{part}`. Received: {name}={length}, "
+            f"{part}={number}"
+        )

@@ -1,0 +1,36 @@
+"""Settings that layers take by name."""
+
+import dataclasses
+from collections.abc import Mapping
+
+
+class Settings:
+    """Settings that a layer takes by name; subclasses are frozen dataclasses."""
+
+    @classmethod
+    def names(cls):
+        """Returns the names of all settings."""
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    @classmethod
+    def given_as(cls, name, value):
+        """Returns the argument `name`, such settings, a dict or None, as a dict."""
+        if isinstance(value, cls):
+            return value.to_dict()
+        if not isinstance(value, (Mapping, type(None))):
+            raise ValueError(
+                f"`{name}` must be a dict, a `{cls.__name__}` or None. Received: "
+                f"{name}={value!r}"
+            )
+        return dict(value or {})
+
+    @classmethod
+    def taken_from(cls, arguments):
+        """Returns the settings among keyword arguments, and the other arguments."""
+        settings = {name: arguments[name] for name in cls.names() if name in arguments}
+        others = {name: x for name, x in arguments.items() if name not in settings}
+        return cls(**settings), others
+
+    def to_dict(self):
+        """Returns the settings by their names."""
+        return {name: getattr(self, name) for name in self.names()}

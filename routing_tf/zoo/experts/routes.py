@@ -1,0 +1,73 @@
+"""Where the tokens of a mixture of experts go, and who finds a place first."""
+
+import typing
+
+from keras import ops
+
+PLACES = ("by_token", "by_choice", "by_probability")
+
+
+class Routes(typing.NamedTuple):
+    """Where tokens go.
+
+    Attributes:
+        experts: `<int32>[batch, length, top_k]`, the experts of each token, the most
+            probable one first.
+        weights: `<float32>[batch, length, top_k]`, what their outputs are multiplied
+            by.
+        places: `<int32>[batch, length, top_k]`, how many tokens of the same call had
+            chosen the same expert before.
+        is_chosen: `<bool>[batch, length, top_k]`, False for padding, and for second
+            choices that were left out.
+        is_placed: `<bool>[batch, length, top_k]`, False where there was no place, too.
+    """
+
+    experts: typing.Any
+    weights: typing.Any
+    places: typing.Any
+    is_chosen: typing.Any
+    is_placed: typing.Any
+
+
+def places_of(choices, probabilities, order):
+    """Counts the choices of the same expert that come before each.
+
+    Args:
+        choices: `<int32>[batch, length, top_k, num_experts]`, 1 for the expert of a
+            choice, or all 0.
+        probabilities: `<float>[batch, length, num_experts]`.
+        order: one of `PLACES`, see `MixtureOfExperts`.
+
+    Returns:
+        `<int32>[batch, length, top_k]`.
+    """
+    if order == "by_token":
+        return _earlier(choices)
+    if order == "by_choice":
+        return _swapped(_earlier(_swapped(choices)))
+    tokens = ops.argsort(-ops.max(probabilities, axis=-1), axis=1)
+    choices = ops.take_along_axis(choices, tokens[..., None, None], axis=1)
+    places = _swapped(_earlier(_swapped(choices)))
+    back = ops.argsort(tokens, axis=1)
+    return ops.take_along_axis(places, back[..., None], axis=1)
+
+
+def _earlier(choices):
+    """Counts the choices of the same expert before each, in the order of two axes.
+
+    Args:
+        choices: `<int32>[batch, first axis, second axis, num_experts]`.
+
+    Returns:
+        `<int32>[batch, first axis, second axis]`.
+    """
+    batch, first, second, experts = ops.shape(choices)
+    ordered = ops.reshape(choices, (batch, first * second, experts))
+    before = ops.cumsum(ordered, axis=1, dtype="int32") - ordered
+    count = ops.sum(before * ordered, axis=-1)
+    return ops.reshape(count, (batch, first, second))
+
+
+def _swapped(x):
+    """Swaps axes 1 and 2."""
+    return ops.swapaxes(x, 1, 2)

@@ -1,0 +1,174 @@
+"""Head groups as data, in place of the routed heads of a model."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import models
+from routing_tf import zoo
+from routing_tf.generation import token_stream
+from routing_tf.models import patterns
+from tests import golden_cases
+from tests.models import small_models
+from tests.models import small_seq2seq
+
+SMALL = {"num_layers": 1, "attention_window": 8}
+
+
+def serialized(group):
+    return keras.saving.serialize_keras_object(group)
+
+
+def mixture():
+    """Heads of two groups of one class, and of the zoo."""
+    hashed = [layers.HashedHeads(1, 3, window, key_shift=1) for window in (2, 6)]
+    return [*hashed, zoo.BlockTopKHeads(2, block_length=4, num_blocks=2, key_shift=1)]
+
+
+def test_data_is_that_of_any_form():
+    settings = {"num_routed_heads": 4, "key_dim": 4}
+    h = small_models.hyperparameters(routed_heads=mixture(), **settings)
+    names = [config["config"]["name"] for config in h.routed_heads]
+    assert names == ["hashed_heads", "hashed_heads_1", "block_top_kheads"]
+    forms = [[serialized(group) for group in mixture()], h.routed_heads]
+    for form in forms:
+        assert small_models.hyperparameters(routed_heads=form, **settings) == h
+    fields = json.loads(json.dumps(h.to_dict()))
+    assert models.Hyperparameters.from_dict(fields) == h
+    one = layers.FullHeads(2)
+    for form in (one, serialized(one)):
+        h = small_models.hyperparameters(routed_heads=form)
+        assert [config["class_name"] for config in h.routed_heads] == ["FullHeads"]
+    assert h.replace(routed_heads=None) == small_models.hyperparameters()
+
+
+def test_a_name_is_that_of_routing():
+    h = small_models.hyperparameters(routed_heads="block_top_k")
+    assert h == small_models.hyperparameters(routing="block_top_k")
+    assert models.hyperparameters.parse_overrides(
+        "routed_heads=block_top_k,routing=none"
+    ) == {"routed_heads": "block_top_k", "routing": None}
+    assert models.hyperparameters.parse_overrides("routed_heads=none") == {
+        "routed_heads": None
+    }
+    with pytest.raises(ValueError, match="must be one of.*'block_topk'"):
+        small_models.hyperparameters(routed_heads="block_topk")
+
+
+def test_equals_the_pattern_of_the_same_sizes():
+    x = small_models.inputs()
+    (group,) = zoo.PATTERNS["block_top_k"].groups(
+        patterns.Sizes(8, small_models.LENGTH, 3), 2, max_relative_position=10
+    )
+    outputs = [
+        golden_cases.to_numpy(small_models.language_model(**SMALL, **changes)(x))
+        for changes in ({"routing": "block_top_k"}, {"routed_heads": group})
+    ]
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_models_keep_them(tmp_path):
+    settings = {**SMALL, "num_layers": 2, "num_local_only_layers": 1}
+    lm = small_models.language_model(
+        routed_heads=mixture(), num_routed_heads=4, key_dim=4, **settings
+    )
+    first, second = (block.attention.head_groups for block in lm.backbone.blocks)
+    assert [type(group).__name__ for group in first] == ["LocalHeads"]
+    assert [group.num_heads for group in second] == [1, 1, 2, 2]
+    x = small_models.inputs()
+    expected = golden_cases.to_numpy(lm(x))
+    changed = {**x, "token_ids": x["token_ids"].copy()}
+    changed["token_ids"][:, 15:] = changed["token_ids"][:, 15:] % 29 + 1
+    np.testing.assert_array_equal(
+        golden_cases.to_numpy(lm(changed))[:, :15], expected[:, :15]
+    )
+    lm.save_to_preset(tmp_path / "preset")
+    lm.save(tmp_path / "lm.keras")
+    copies = [
+        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset")),
+        keras.models.load_model(tmp_path / "lm.keras"),
+    ]
+    for copy in copies:
+        assert copy.hyperparameters == lm.hyperparameters
+        np.testing.assert_array_equal(golden_cases.to_numpy(copy(x)), expected)
+
+
+def test_have_the_dtype_of_the_model():
+    lm = small_models.language_model(
+        dtype="mixed_bfloat16", routed_heads=layers.FullHeads(2), **SMALL
+    )
+    groups = lm.backbone.blocks[0].attention.head_groups
+    assert {group.compute_dtype for group in groups} == {"bfloat16"}
+
+
+def test_an_encoder_has_others():
+    lm = small_seq2seq.language_model(
+        routed_heads=layers.HashedHeads(2, 3, 4), routing="full", **SMALL
+    )
+    backbone = lm.backbone
+    for blocks, expected in (
+        (backbone.blocks, "HashedHeads"),
+        (backbone.encoder_blocks, "FullHeads"),
+    ):
+        assert type(blocks[-1].attention.head_groups[0]).__name__ == expected
+
+
+def test_what_they_see_and_remember_is_known():
+    def settings(**options):
+        heads = layers.RoutedHeads(2, 3, 6, **options)
+        return small_models.hyperparameters(routed_heads=heads, routing=None)
+
+    leaking = settings(routing="expert_choice")
+    assert leaking.sees_later_tokens("full") == "routed_heads"
+    assert leaking.sees_later_tokens("prefix") is None
+    assert settings().sees_later_tokens("full") is None
+    found = token_stream.remembers_all_tokens(settings())
+    assert found == "routed_heads of RoutedHeads"
+
+
+class Unknown(layers.FullHeads):
+    """Heads that Keras does not know."""
+
+
+@pytest.mark.parametrize(
+    "message, heads, changes",
+    [
+        ("must be a head group.*=3", 3, {}),
+        ("must be a head group.*Dense", keras.layers.Dense(2), {}),
+        ("must be a head group.*Unknown.*Decorate", Unknown(2), {}),
+        (
+            "must be a head group",
+            {**serialized(layers.FullHeads(2)), "class_name": "__lambda__"},
+            {},
+        ),
+        ("with 3 heads and num_routed_heads=2. Pass", layers.FullHeads(3), {}),
+        ("must be heads for decoders.*LinformerHeads", zoo.LinformerHeads(2, 24), {}),
+        ("needs rows and columns", zoo.AxialHeads(2, 0), {}),
+        ("without `compatibility`", layers.FullHeads(2), {"compatibility": "exact"}),
+        ("there are none", layers.FullHeads(2), {"num_local_only_layers": 2}),
+        (
+            "`routed_key_shift` must be 0 or.*key_shift=\\[0\\].*`routed_key_shift=0`",
+            layers.FullHeads(2),
+            {"routed_key_shift": 1},
+        ),
+        (
+            "`attention_dropout` must be 0 or.*dropout=\\[0.1\\]",
+            layers.FullHeads(2, dropout=0.1),
+            {"attention_dropout": 0.5},
+        ),
+    ],
+)
+def test_refused(message, heads, changes):
+    with pytest.raises(ValueError, match=message):
+        small_models.hyperparameters(routed_heads=heads, **changes)
+
+
+def test_refused_by_the_heads():
+    heads = serialized(layers.HashedHeads(2, 3, 4))
+    heads["config"]["num_buckets"] = 0
+    h = small_models.hyperparameters(routed_heads=heads)
+    with pytest.raises(ValueError, match="valid arguments.*`num_buckets` must be"):
+        models.RoutingTransformer(h)

@@ -1,0 +1,334 @@
+"""Sparse queries, keys and values, against loops over tokens in NumPy."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import zoo
+from tests import golden_cases
+from tests.layers import helpers
+from tests.zoo import dense_blocks
+
+BATCH, LENGTH, DIM, KEY_DIM, HEADS = 2, 11, 8, 4, 2
+IDS = np.stack([np.repeat([4, 7, 4, 0], [4, 2, 3, 2])] * BATCH).astype("int32")
+CASES = {
+    "default": {},
+    "even": {"use_bias": True, "length_kernel_size": 2, "module_kernel_size": 5},
+    "small_modules": {"num_modules": 4, "length_kernel_size": 4},
+    "of_a_token": {"length_kernel_size": 1, "module_kernel_size": 1},
+    "without_projection": {"use_output_projection": False},
+}
+
+
+@pytest.fixture(autouse=True)
+def eager_calls(eager):
+    """Each layer is called a few times."""
+
+
+def mixed():
+    """Heads of which some share the projection of queries and keys."""
+    routed = layers.RoutedHeads(1, 2, 4, max_relative_position=5, name="routed_heads")
+    return [routed, layers.LocalHeads(1, (4,), name="local_heads")]
+
+
+def built(groups=None, **options):
+    options = {"kernel_initializer": "zeros", **options}
+    groups = groups or [layers.FullHeads(HEADS)]
+    layer = zoo.SparseProjectionAttention(groups, KEY_DIM, **options)
+    layer.build((None, None, DIM))
+    helpers.randomize(layer)
+    return layer
+
+
+def modules_of(layer, token):
+    """Returns the modules of a token, `[modules, size]`."""
+    gates, kernel = dense_blocks.values(layer.module_gates, layer.module_kernel)
+    modules = np.zeros((len(gates), kernel.shape[1]))
+    for s, m in np.ndindex(modules.shape):
+        modules[s, m] = sum(token * gates[s] * kernel[:, m])
+    if layer.use_bias:
+        modules += dense_blocks.values(layer.module_bias).reshape(modules.shape)
+    return modules
+
+
+def filters_of(layer, name):
+    """Returns a kernel `[modules, tokens, size, size]`, the last token the newest."""
+    kernel = dense_blocks.values(getattr(layer, f"{name}_kernel"))
+    shape = (layer.module_kernel_size, layer.length_kernel_size)
+    return kernel.reshape(*shape, -1, kernel.shape[-1])
+
+
+def projected(layer, name, x, real):
+    """Convolves the modules of one module of one token after the other."""
+    modules = [[modules_of(layer, t) * r for t, r in zip(*row)] for row in zip(x, real)]
+    modules, kernel = np.array(modules), filters_of(layer, name)
+    output, around = np.zeros_like(modules), len(kernel) // 2
+    for b, t, s in np.ndindex(modules.shape[:3]):
+        for k, f in np.ndindex(kernel.shape[:2]):
+            module, token = s + k - around, t + f - kernel.shape[1] + 1
+            if 0 <= module < modules.shape[2] and token >= 0:
+                output[b, t, s] += modules[b, token, module] @ kernel[k, f]
+    if layer.use_bias:
+        output += dense_blocks.values(getattr(layer, f"{name}_bias"))
+    output = output.reshape(*x.shape[:2], layer.num_heads, layer.key_dim)
+    return output.swapaxes(1, 2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equals_the_oracle(case):
+    layer, x = built(**CASES[case]), helpers.normal(BATCH, LENGTH, DIM)
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 3)
+    sees = np.tri(LENGTH, dtype="bool") & real[:, None, None]
+    query, key, value = (
+        projected(layer, n, x, real) for n in ("query", "key", "value")
+    )
+    expected, _ = helpers.dense_attention(query / KEY_DIM**0.5, key, value, sees)
+    expected = expected.swapaxes(1, 2).reshape(BATCH, LENGTH, -1)
+    if layer.use_output_projection:
+        expected = expected @ dense_blocks.values(layer.output_kernel)
+    if layer.use_bias:
+        expected = expected + dense_blocks.values(layer.output_bias)
+    output, _ = golden_cases.run(layer, x, query_mask=real, use_causal_mask=True)
+    golden_cases.assert_close(output[real], expected[real], 1e-5)
+    # Masks of Keras's attention and padding of packed documents hide it, too.
+    for options in (
+        {"attention_mask": real[:, None]},
+        {"segment_ids": (real * 3).astype("int32")},
+    ):
+        other, _ = golden_cases.run(layer, x, use_causal_mask=True, **options)
+        if "segment_ids" in options:  # a hole ends a document
+            other, expected = other[1:], expected[1:]
+        shown = real[-len(other) :]
+        golden_cases.assert_close(other[shown], expected[shown], 1e-5)
+
+
+def dense_kernel(layer, name, heads):
+    """Returns the matrix that some heads multiply the modules of F tokens by."""
+    filters, (number, size) = filters_of(layer, name), layer.module_shape
+    around, num_tokens = len(filters) // 2, filters.shape[1]
+    matrix = np.zeros((num_tokens, number, size, number, size))
+    for s, k in np.ndindex(number, len(filters)):
+        if 0 <= s + k - around < number:
+            matrix[:, s + k - around, :, s] = filters[k]
+    matrix = matrix.reshape(number * num_tokens * size, -1, layer.key_dim)
+    return matrix[:, heads].reshape(len(matrix), -1)
+
+
+@pytest.mark.parametrize("num_modules", [None, 4])
+def test_heads_of_any_kind_read_dense_projections_of_modules(num_modules):
+    layer = built(mixed(), num_modules=num_modules)
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    modules = np.array([[modules_of(layer, token) for token in row] for row in x])
+    padded = np.pad(modules, ((0, 0), (2, 0), (0, 0), (0, 0)))
+    windows = [padded[:, f : f + LENGTH] for f in range(3)]
+    tokens = np.stack(windows, axis=2).reshape(BATCH, LENGTH, -1).astype("float32")
+    dense = layers.MixedAttention(mixed(), KEY_DIM, output_dim=DIM)
+    dense.build(tokens.shape)
+    for group, own in zip(dense.head_groups, layer.head_groups, strict=True):
+        group.set_weights(own.get_weights())
+    for name, heads in (("query", [0, 1]), ("key", [1]), ("value", [0, 1])):
+        kernel = getattr(dense, f"{name}_kernel")
+        kernel.assign(dense_kernel(layer, name, heads))
+    dense.output_kernel.assign(layer.output_kernel)
+    expected, _ = golden_cases.run(dense, tokens, use_causal_mask=True)
+    output, _ = golden_cases.run(layer, x, use_causal_mask=True)
+    golden_cases.assert_close(output, expected, 1e-4)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_no_later_token_influences_a_projection(is_causal):
+    """Without a causal mask either, which heads show that see one position alone."""
+    groups = mixed() if is_causal else [layers.LocalHeads(2, (1,), flange_blocks=0)]
+    layer, x = built(groups), helpers.normal(BATCH, LENGTH, DIM)
+    options = {"use_causal_mask": is_causal}
+    before, _ = golden_cases.run(layer, x, **options)
+    for position in (1, 4, LENGTH - 1):
+        changed = x.copy()
+        changed[:, position:] = 9 * helpers.normal(BATCH, LENGTH - position, DIM)
+        after, _ = golden_cases.run(layer, changed, **options)
+        np.testing.assert_array_equal(after[:, :position], before[:, :position])
+        assert np.all(np.any(after[:, position:] != before[:, position:], axis=-1))
+
+
+def test_padding_has_no_influence():
+    layer, x = built(mixed()), helpers.normal(BATCH, LENGTH, DIM)
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 3)
+    spoilt = np.where(real[..., None], x, 9.0).astype("float32")
+    output, other = (
+        golden_cases.run(layer, each, query_mask=real, use_causal_mask=True)[0]
+        for each in (x, spoilt)
+    )
+    np.testing.assert_array_equal(other[real], output[real])
+
+
+def test_packed_documents_do_not_see_each_other():
+    layer, x = built(mixed(), length_kernel_size=4), helpers.normal(BATCH, LENGTH, DIM)
+    options = {"segment_ids": IDS, "use_causal_mask": True}
+    packed, _ = golden_cases.run(layer, x, **options)
+    other, _ = golden_cases.run(layer, np.where(IDS[..., None] == 7, x, -x), **options)
+    np.testing.assert_array_equal(other[IDS == 7], packed[IDS == 7])
+    for own in (slice(0, 4), slice(4, 6), slice(6, 9)):
+        alone, _ = golden_cases.run(layer, x[:, own], use_causal_mask=True)
+        golden_cases.assert_close(packed[:, own], alone, 1e-4)
+
+
+STEPS = {
+    "default": {},
+    "long_kernel": {"length_kernel_size": 6, "use_bias": True},
+    "small_modules": {"num_modules": 4, "length_kernel_size": 2},
+    "of_a_token": {"length_kernel_size": 1},
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(n, marks=[pytest.mark.thorough][: n != "default"]) for n in STEPS],
+)
+def test_steps_equal_the_whole(case):
+    helpers.assert_steps_equal_the_whole(built(mixed(), **STEPS[case]), DIM)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_steps_of_packed_documents_equal_the_whole(size):
+    layer, x = built(length_kernel_size=4), helpers.normal(BATCH, LENGTH, DIM)
+    whole, _ = golden_cases.run(layer, x, segment_ids=IDS, use_causal_mask=True)
+    start = helpers.compiled(
+        lambda x, ids, cache: layer(x, segment_ids=ids, cache=cache), jit_compile=None
+    )
+    step = helpers.compiled(
+        lambda x, ids, cache, index: layer(
+            x, segment_ids=ids, cache=cache, cache_index=index
+        ),
+        jit_compile=None,
+    )
+    # The second document begins in the call of the first, the third behind it.
+    output, cache = start(x[:, :5], IDS[:, :5], layer.make_cache(BATCH, LENGTH))
+    outputs, index = [output], 5
+    while index < LENGTH:
+        piece = slice(index, index + size)
+        output, cache = step(x[:, piece], IDS[:, piece], cache, np.int32(index))
+        outputs.append(output)
+        index += size
+    golden_cases.assert_close(
+        np.concatenate(outputs, axis=1)[IDS > 0], whole[IDS > 0], 1e-5
+    )
+    # A call without ids goes on with the document of the last one.
+    alone = helpers.compiled(
+        lambda x, cache: layer(x, cache=cache, cache_index=np.int32(5)), None
+    )
+    _, cache = start(x[:, :5], IDS[:, :5], cache)
+    output, _ = alone(x[:, 5:6], cache)
+    golden_cases.assert_close(output, whole[:, 5:6], 1e-5)
+
+
+def test_positions_on_two_axes_need_a_kernel_over_modules_alone():
+    layer = zoo.SparseProjectionAttention(
+        [layers.LocalHeads(HEADS, (2, 2))], KEY_DIM, length_kernel_size=1
+    )
+    x = helpers.normal(BATCH, 4, 3, DIM)
+    layer.build(x.shape)
+    helpers.randomize(layer)
+    output, _ = golden_cases.run(layer, x, use_causal_mask=True)
+    changed = x.copy()
+    changed[:, 0, 2] += 1.0  # in the second block
+    after, _ = golden_cases.run(layer, changed, use_causal_mask=True)
+    np.testing.assert_array_equal(after[:, :2, :2], output[:, :2, :2])
+    layer = zoo.SparseProjectionAttention([layers.LocalHeads(HEADS, (2, 2))], KEY_DIM)
+    with pytest.raises(ValueError, match="Set `length_kernel_size=1`"):
+        layer(x)
+
+
+def test_learns_all_weights():
+    layer = built(mixed(), use_bias=True, use_gate=True)
+    result = golden_cases.gradients(
+        layer,
+        lambda output, losses: keras.ops.sum(output**2),
+        {
+            "query": helpers.normal(BATCH, LENGTH, DIM),
+            "query_mask": helpers.tail_mask(LENGTH, 0, LENGTH - 1),
+            "use_causal_mask": True,
+            "training": True,
+        },
+        wrt=("query",),
+    )
+    for gradient in (*result.variables.values(), *result.inputs.values()):
+        assert np.all(np.isfinite(gradient)) and np.any(gradient)
+
+
+def test_half_precision():
+    half, exact = built(dtype="mixed_bfloat16"), built()
+    x = helpers.normal(BATCH, LENGTH, DIM) / 4
+    output, expected = (
+        golden_cases.run(each, x, use_causal_mask=True)[0] for each in (half, exact)
+    )
+    assert keras.backend.standardize_dtype(output.dtype) == "bfloat16"
+    golden_cases.assert_close(output, expected, 0.05)
+
+    def steps(x):
+        _, cache = half(x[:, :5], cache=half.make_cache(BATCH, LENGTH))
+        output, _ = half(x[:, 5:], cache=cache, cache_index=5)
+        return keras.ops.cast(output, "float32")
+
+    output = helpers.compiled(steps, jit_compile=None)(x)
+    golden_cases.assert_close(output, expected[:, 5:], 0.05)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(n, marks=[pytest.mark.thorough][: n != "small_modules"])
+        for n in CASES
+    ],
+)
+def test_survives_saving(case, tmp_path):
+    options = {"kernel_regularizer": "l2", **CASES[case]}
+    layer = zoo.SparseProjectionAttention(mixed(), KEY_DIM, **options)
+    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(BATCH, 6, DIM))
+
+
+@pytest.mark.thorough
+def test_is_adapted_and_quantized():
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    layer = built()
+    expected, _ = golden_cases.run(layer, x)
+    for name in ("query", "key", "value", "output"):
+        getattr(layer, f"{name}_projection").quantize("int8")
+    golden_cases.assert_close(golden_cases.run(layer, x)[0], expected, 0.1)
+    layer = built()
+    layer.enable_lora(2, projections=("module", "query"))
+    golden_cases.assert_close(golden_cases.run(layer, x)[0], expected, 1e-6)
+    result = golden_cases.gradients(
+        layer, lambda output, losses: keras.ops.sum(output**2), {"query": x}
+    )
+    gradient = result.variables[layer.lora_kernel_b.path]
+    assert np.any(gradient[:, :KEY_DIM]) and np.any(gradient[:, KEY_DIM:])
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"num_modules": 3}, "`num_modules` must divide.*num_modules=3, 2 heads"),
+        ({"num_modules": 0}, "`num_modules` must be a positive integer"),
+        ({"module_kernel_size": 4}, "`module_kernel_size` must be odd"),
+        ({"length_kernel_size": 0}, "`length_kernel_size` must be a positive"),
+        ({"value_dim": 5}, "`value_dim` must be None or 4.*Received: value_dim=5"),
+        ({"num_key_value_heads": 1}, "`num_key_value_heads` must be None or 2"),
+        ({"use_output_projection": 3}, "`use_output_projection` must be one of"),
+        (
+            {"use_output_projection": False, "output_dim": 6},
+            "an output of 6. Set `use_output_projection=True`",
+        ),
+    ],
+)
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        built(**options)
+
+
+def test_refuses_another_sequence():
+    layer, x = built(), helpers.normal(BATCH, LENGTH, DIM)
+    with pytest.raises(ValueError, match="Use `MixedAttention`"):
+        layer(x, x[:, :4])
+    with pytest.raises(ValueError, match="Use `MixedAttention`"):
+        layer.make_cache(1, 4, value=x)

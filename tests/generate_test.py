@@ -1,7 +1,6 @@
 import functools
 import io
 import json
-import os
 import signal
 import sys
 
@@ -236,15 +235,6 @@ def test_an_interrupt_does_not_break_a_step(handler, prompt, out, last, capsys):
         signal.signal(signal.SIGINT, earlier)
     assert done == list(range(1, last + 1))
     assert capsys.readouterr().out == out
-
-
-def test_a_stream_ends_where_nobody_reads(model, monkeypatch):
-    receiver, sender = os.pipe()
-    os.close(receiver)
-    with open(sender, "w") as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
-        arguments = f"--model_dir={model}", "--stream", "--seed=1"
-        assert command_line.run(generate, *arguments) == 0
 
 
 @pytest.mark.parametrize(

@@ -56,12 +56,8 @@ def generate(lm, sampler, prompts, length):
     "changes",
     [
         {"routing": "token_choice"},
-        pytest.param({"routing": "expert_threshold"}, marks=pytest.mark.thorough),
         {"routing": "expert_choice"},
-        *(
-            pytest.param({"routing": name}, marks=pytest.mark.thorough)
-            for name in ("linear", "luna")
-        ),
+        pytest.param({"routing": "linear"}, marks=pytest.mark.thorough),
         pytest.param(
             {"routing": "full", "num_local_only_layers": 0, "num_layers": 1},
             marks=pytest.mark.thorough,

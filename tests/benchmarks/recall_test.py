@@ -4,12 +4,10 @@ import pathlib
 
 import numpy as np
 import pytest
-from absl import flags
 
 from benchmarks import recall
 from benchmarks import recall_data
 from benchmarks import recall_model
-from benchmarks import record
 from benchmarks.tasks.task import Examples
 from tests import command_line
 from tests import tracing
@@ -237,11 +235,6 @@ def test_table(results, trained, capsys):
     assert len(trained) == 5
 
 
-def test_full_attention_is_the_same_at_all_windows(results, trained):
-    recall.benchmark(parse(results, "--patterns=full,local", "--windows=32,64"))
-    assert [settings.window for settings in trained] == [None, None, 32, 32, 64, 64]
-
-
 def test_learning_rates_are_chosen_at_one_size(results, trained, capsys):
     arguments = ("--patterns=token choice", "--key_shifts=1", "--sizes=256x16")
     rates = "--learning_rates=0.01,0.03,0.02"
@@ -265,15 +258,6 @@ def test_settings_are_the_key(results, trained):
     assert len(trained) == 5
     recall.benchmark(parse(*arguments, "--diagnose"))
     assert len(trained) == 5
-
-
-@pytest.mark.thorough
-def test_plot(results, trained, tmp_path):
-    picture = tmp_path / "recall.png"
-    recall.benchmark(parse(results))
-    arguments = ("--seeds=0,1", "--eval_every=200")  # other steps in the second run
-    recall.benchmark(parse(results, *arguments, f"--plot={picture}"))
-    assert picture.stat().st_size > 1000
 
 
 @pytest.mark.parametrize(
@@ -308,21 +292,6 @@ def test_exploring_queries_are_part_of_a_run(results, trained, capsys):
     assert "3 queries of a head explore." in capsys.readouterr().out
     (group,) = recall_model.head_groups(trained[2])
     assert group.exploring_queries == 3
-
-
-def test_errors_are_one_line(results, monkeypatch, capsys):
-    monkeypatch.setattr(flags, "FLAGS", parse(results, "--sizes=1"))
-    monkeypatch.setattr(recall.contest.flags, "FLAGS", flags.FLAGS)
-    assert recall.main(["recall"]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith("error: --sizes must be") and error.count("\n") == 1
-
-
-def test_a_file_that_is_no_record_is_refused(tmp_path):
-    path = tmp_path / "recall.json"
-    path.write_text("[]")
-    with pytest.raises(ValueError, match="--results must be a file that this command"):
-        record.Record(path)
 
 
 SMALL = ("--vocabulary=64", "--batch_size=4", "--width=16", "--key_dim=8")

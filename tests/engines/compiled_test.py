@@ -22,7 +22,6 @@ TEXT = {
 # windows and clusters shrink alike, layers to one of each kind.
 PRESETS = {
     "wikitext103_local_cluster4k": {**TEXT, "num_layers": 1},
-    "pg19_local_cluster8k": {**TEXT, "num_layers": 2, "num_local_only_layers": 1},
     "wikitext103_local_hash4k": {**TEXT, "num_layers": 1},
     "pubmed_local_cluster10k": {
         **TEXT,

@@ -195,16 +195,6 @@ def read(process):
     return json.loads(output.splitlines()[-1])
 
 
-@pytest.mark.thorough
-def test_a_processor_can_be_cut_into_devices():
-    found = read(describe("mirrored", 3, True, {}))
-    expected = {
-        "tensorflow": ["3 replicas, MirroredStrategy", 3, 3],
-        "jax": ["3 devices (cpu), DataParallel", 3, 1],
-    }
-    assert found == [*expected[BACKEND], 1, 0, True, [True, False]]
-
-
 @pytest.mark.slow
 def test_workers_agree_on_what_one_of_them_wishes():
     ports = small_runs.free_ports(2)

@@ -17,8 +17,6 @@ HEADS = {
         layers.RoutedHeads(1, 3, 4, routing="expert_choice", dropout=0.2),
         layers.LocalHeads(1, (4,)),
     ],
-    "exploring": lambda: [layers.RoutedHeads(2, 3, 4, exploring_queries=2)],
-    "hashed and full": lambda: [layers.HashedHeads(1, 4, 4), layers.FullHeads(1)],
 }
 
 

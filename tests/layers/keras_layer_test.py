@@ -55,16 +55,14 @@ CASES = {
             {"call_kwargs": {"use_causal_mask": name in cases.ONLY_CAUSAL}},
         )
         for name, make in cases.SMALL.items()
+        if name not in cases.WITHOUT_WEIGHTS
     },
     **{
         kind: (
             *mixed(kinds.CAUSAL[kind]())[:2],
             {"call_kwargs": {"use_causal_mask": True}},
         )
-        for kind in (
-            *("full", "local", "strided", "fixed", "sliding_strided", "threshold"),
-            *("hashed", "rounds", "random", "cluster_strided"),
-        )
+        for kind in ("full", "threshold", "hashed")
     },
     "kmeans": (layers.OnlineKMeans, {"num_clusters": 2}, {"input_shape": (2, 3, 6, 4)}),
     "dot_product": (
@@ -123,8 +121,8 @@ CASES = {
 
 # Their many small operations take long, above all to compile on JAX.
 LONG = (
-    *("BlockTopKHeads", "NativeSparseHeads", "ClusteredQueryHeads"),
-    *("CompressedHeads", "InducedHeads", "threshold", "cluster_strided"),
+    *("NativeSparseHeads", "ClusteredQueryHeads", "CompressedHeads", "InducedHeads"),
+    *("LongShortHeads", "IndexedHeads", "threshold"),
 )
 
 

@@ -10,6 +10,7 @@ from routing_tf import models
 from routing_tf import tokenizers
 from tests import golden_cases
 from tests import tracing
+from tests.layers import helpers
 from tests.models import small_models
 
 ON_JAX = keras.backend.backend() == "jax"
@@ -71,6 +72,7 @@ def test_no_prompt_has_no_continuation(prompts, greedy):
     assert lm.generate(batches, max_length=8) == []
 
 
+@helpers.further_on_jax
 def test_losses_are_those_of_the_clustering():
     lm = small_models.language_model()
     kmeans = small_models.kmeans_layers(lm)

@@ -57,8 +57,9 @@ def last_logits(logits):
 def recompute(case, lm, kind):
     """Returns the logits of each step; all steps are rows of one batch."""
     ids = so_far(case, kind)
-    logits = lm(inputs_of(case, ids.reshape(-1, ids.shape[-1])))
-    return last_logits(golden_cases.to_numpy(logits).reshape(*ids.shape, -1))
+    inputs = inputs_of(case, ids.reshape(-1, ids.shape[-1]))
+    logits, _ = golden_cases.run(lm, inputs)
+    return last_logits(logits.reshape(*ids.shape, -1))
 
 
 def recompute_with_past_routed(case, lm, kind):

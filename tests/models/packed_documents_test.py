@@ -10,6 +10,7 @@ from routing_tf.models.packed_documents import inputs_of
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import evaluation
 from tests import golden_cases
+from tests.layers import helpers
 from tests.models import small_models
 from tests.models import small_seq2seq
 
@@ -60,7 +61,7 @@ def pair_alone(x, is_second):
 
 
 def logits(lm, x, **options):
-    return golden_cases.to_numpy(lm(x, **options))
+    return golden_cases.run(lm, x, **options)[0]
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -147,10 +148,13 @@ def test_models_around_it_and_scorers_hand_the_ids_on(
         [variable.value for variable in kind]
         for kind in (lm.trainable_variables, lm.non_trainable_variables)
     ]
-    stateless, _ = lm.stateless_call(*variables, inputs_of(lm, {**x, "other": 0}))
-    hidden = lm.backbone(x)
-    for found in (outer(x), stateless, lm.logits_of(hidden), lm.predict(x, verbose=0)):
-        found = golden_cases.to_numpy(found)
+    inputs = inputs_of(lm, {**x, "other": 0})
+    stateless = helpers.compiled(
+        lambda inputs: lm.stateless_call(*variables, inputs)[0], jit_compile=None
+    )(inputs)
+    of_hidden = lm.logits_of(golden_cases.run(lm.backbone, x)[0])
+    of_hidden, predicted = golden_cases.to_numpy(of_hidden), lm.predict(x, verbose=0)
+    for found in (logits(outer, x), stateless, of_hidden, predicted):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     nats = TokenScorer(lm).score(x, targets)
     shifted = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
@@ -180,24 +184,26 @@ def test_steps_start_anew_with_a_document(positions):
     lm = small_models.language_model(restart_positions=True, **settings)
     x = packed()
     whole = logits(lm, x)
-    ids, segments = x["token_ids"], x["segment_ids"]
-    cache = lm.make_cache(len(ids), small_models.LENGTH)
-    found = []
-    for start, end in ((0, 10), (10, 11), (11, small_models.LENGTH)):
-        now = slice(start, end)
-        output, _, cache = lm.call_with_cache(
-            ids[:, now], cache, start, segment_ids=segments[:, now]
-        )
-        found.append(golden_cases.to_numpy(output))
-    found = np.concatenate(found, axis=1)
-    np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-4)
-    # An integer of NumPy starts the cache anew, too, here with the id of its newest
-    # document.
     last = slice(BORDERS[-2], None)
-    again, _, _ = lm.call_with_cache(
-        ids[:, last], cache, np.int64(0), segment_ids=segments[:, last]
-    )
-    again = golden_cases.to_numpy(again)
+
+    def steps(ids, segments):
+        cache, outputs = lm.make_cache(len(ids), small_models.LENGTH), []
+        for start, end in ((0, 10), (10, 11), (11, small_models.LENGTH)):
+            now = slice(start, end)
+            output, _, cache = lm.call_with_cache(
+                ids[:, now], cache, start, segment_ids=segments[:, now]
+            )
+            outputs.append(output)
+        # An integer of NumPy starts the cache anew, too, here with the id of its newest
+        # document.
+        again, _, _ = lm.call_with_cache(
+            ids[:, last], cache, np.int64(0), segment_ids=segments[:, last]
+        )
+        return keras.ops.concatenate(outputs, axis=1), again
+
+    steps = helpers.compiled(steps, jit_compile=None)
+    found, again = steps(x["token_ids"], x["segment_ids"])
+    np.testing.assert_allclose(found, whole, rtol=1e-3, atol=1e-4)
     np.testing.assert_allclose(again, whole[:, last], rtol=1e-3, atol=1e-4)
 
 

@@ -45,7 +45,7 @@ def cases(names):
 
 
 def logits(lm, x):
-    return golden_cases.to_numpy(lm(x))
+    return golden_cases.run(lm, x)[0]
 
 
 def assert_has(block, name, expected=True):

@@ -8,6 +8,7 @@ from routing_tf import tokenizers
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models import release
 from tests import golden_cases
+from tests.models import release_test
 from tests.models import small_models
 from tests.models import small_seq2seq
 from tests.models.small_seq2seq import LENGTH
@@ -28,22 +29,9 @@ GENERATING = {
     "local_block_length": 4,
 }
 HPARAMS = {
-    "max_length": 32,
-    "max_target_length": 16,
+    **release_test.HPARAMS,
     "num_encoder_layers": 2,
-    "num_decoder_layers": 2,
-    "hidden_size": 16,
-    "embedding_dims": 12,
-    "filter_size": 20,
-    "local_num_heads": 2,
-    "query_shape": [8],
     "memory_query_shape": [16],
-    "memory_flange": [16],
-    "sparsity_cluster_num_heads": 2,
-    "sparsity_cluster_size": 3,
-    "sparsity_cluster_attention_window": 6,
-    "sparsity_skip_first": 1,
-    "max_relative_position": 5,
 }
 
 
@@ -106,57 +94,6 @@ def test_padding_does_not_take_part_in_training():
     np.testing.assert_array_equal(logits, other_logits)
     assert losses == other_losses
     small_models.assert_equal(state, other_state)
-
-
-@small_models.FURTHER
-def test_training_learns_to_copy(compiled):
-    keras.utils.set_random_seed(0)
-    lm = models.RoutingTransformerSeq2SeqLM.from_preset(
-        "translate_local_cluster512",
-        vocabulary_size=8,
-        num_encoder_layers=1,
-        num_layers=1,
-        hidden_dim=32,
-        embedding_dim=32,
-        intermediate_dim=32,
-        key_dim=16,
-        value_dim=16,
-        num_local_heads=2,
-        num_routed_heads=0,
-        local_block_length=4,
-        max_relative_position=4,
-        initializer_gain=1.0,
-        residual_dropout=0.0,
-    )
-    ids = np.random.default_rng(0).integers(2, 8, size=(128, 8))
-    mask = np.ones(ids.shape, "bool")
-    x = {
-        "encoder_token_ids": ids,
-        "encoder_padding_mask": mask,
-        "decoder_token_ids": np.pad(ids, [(0, 0), (1, 0)])[:, :-1],
-        "decoder_padding_mask": mask,
-    }
-    lm.compile(optimizer=keras.optimizers.Adam(1e-2), weighted_metrics=None)
-    options = {"batch_size": 32, "shuffle": False, "verbose": 0}
-    losses = lm.fit(x, ids, epochs=40, **options).history["loss"]
-    # The decoder alone could not do better than to guess.
-    assert losses[-1] < 0.5 * np.log(6) < np.log(6) < losses[0]
-
-
-def test_a_saved_model_has_all_of_its_state(tmp_path):
-    lm = language_model()
-    lm.compile(optimizer=keras.optimizers.SGD(0.1), weighted_metrics=None)
-    logits_and_losses(lm, INPUTS, training=True)
-    lm.save(tmp_path / "lm.keras")
-    copy = keras.saving.load_model(tmp_path / "lm.keras")
-    assert isinstance(copy, models.RoutingTransformerSeq2SeqLM)
-    small_models.assert_equal(
-        small_models.arrays(copy.variables), small_models.arrays(lm.variables)
-    )
-    assert copy.get_compile_config() == lm.get_compile_config()
-    np.testing.assert_array_equal(
-        logits_and_losses(copy, INPUTS)[0], logits_and_losses(lm, INPUTS)[0]
-    )
 
 
 def test_round_trip_through_a_preset_folder(tmp_path):
@@ -257,18 +194,6 @@ def test_generation_reads_the_input_and_not_its_padding(greedy):
     first, second, third = np.split(generate(lm, rows)[0], 3)
     np.testing.assert_array_equal(second, first)
     assert (third != first).any(1).all()
-
-
-@small_models.FURTHER
-def test_generation_stops(greedy):
-    lm, x, token_ids = greedy
-    stop = int(token_ids[0, 3])
-    stopped, mask = generate(lm, x, stop_token_ids=(stop,))
-    is_stop = (token_ids == stop) & ~x["decoder_padding_mask"]
-    np.testing.assert_array_equal(mask, np.cumsum(is_stop, axis=1) - is_stop == 0)
-    np.testing.assert_array_equal(stopped[mask], token_ids[mask])
-    with pytest.raises(ValueError, match="`preprocessor` must be attached"):
-        lm.generate(dict(x))
 
 
 @small_models.FURTHER
@@ -387,11 +312,3 @@ def test_the_table_of_the_encoder_has_the_name_of_tensor2tensor():
     name = "sparse_transformer/symbol_modality_31_16/shared/weights_0"
     assert variables[name] is lm.backbone.encoder_embedding_layers[0].embeddings
     assert len(variables) == len(lm.variables)
-
-
-def test_models_of_the_release_have_an_encoder_or_not():
-    message = "`num_encoder_layers` must be 0 .*num_encoder_layers="
-    with pytest.raises(ValueError, match=f"{message}2"):
-        release.language_model(HPARAMS, VOCABULARY_SIZE)
-    with pytest.raises(ValueError, match=f"{message}0"):
-        release.seq2seq_model({**HPARAMS, "num_encoder_layers": 0}, VOCABULARY_SIZE)

@@ -44,6 +44,8 @@ SMALL = {
 }
 ONLY_CAUSAL = ("NativeSparseHeads",)
 WITHOUT_DROPOUT = ("FeatureMapHeads", "NystromHeads")
+WITHOUT_WEIGHTS = ("AxialHeads", "BlockPairHeads", "BlockTopKHeads")
+WITHOUT_WEIGHTS += ("RandomBlockHeads", "SinkhornHeads")
 
 # What has a causal form, for up to 50 tokens, of which most queries see a few.
 CAUSAL = {

@@ -99,16 +99,6 @@ def test_equals_the_formula(clusters, keys, length, memory_length):
     golden_cases.assert_close(output[shown], expected[shown], 1e-5)
 
 
-def test_one_query_for_each_cluster_is_full_attention():
-    """And so is any number of clusters whose queries weigh all keys."""
-    arrays = tokens(6, 11)
-    expected, _ = helpers.dense_attention(*arrays, True)
-    for clusters, keys, bits in ((6, None, 64), (2, 11, 3)):
-        group = built_group(clusters, keys, num_bits=bits)
-        output, _ = golden_cases.run(group, *arrays, is_cross_attention=True)
-        golden_cases.assert_close(output, expected, 1e-5)
-
-
 def test_projections_stay_as_they_are_drawn():
     group, same, other = (built_group(2, 2, seed=seed) for seed in (3, 3, 4))
     drawn = [golden_cases.to_numpy(g.projections) for g in (group, same, other)]

@@ -89,7 +89,8 @@ OF_TWO = ("max", 30, None, 7, 11), ("convolution", 3, None, 5, 13)
 @pytest.mark.parametrize(
     "compression, ratio, window, length, memory_length, causal",
     [
-        *((*case, causal) for case in OF_ONE_SEQUENCE for causal in (False, True)),
+        *((*case, True) for case in OF_ONE_SEQUENCE),
+        *((*case, False) for case in OF_ONE_SEQUENCE[1:3]),
         *((*case, False) for case in OF_TWO),
     ],
 )

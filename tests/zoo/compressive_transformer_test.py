@@ -219,11 +219,6 @@ def test_survives_saving(tmp_path):
     helpers.assert_survives_saving(model, tmp_path, xl.token_ids(LENGTH))
 
 
-@pytest.mark.thorough
-def test_trains(compiled):
-    xl.assert_trains(backbone(dropout=0.1), 16)
-
-
 def test_half_precision():
     xl.assert_half_precision(built, 20, training=True)
 

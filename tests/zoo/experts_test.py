@@ -191,13 +191,6 @@ def test_losses_are_those_of_the_papers(top_k):
     assert golden_cases.run(layer, x, mask=real)[1] == []
 
 
-def test_equal_experts_have_a_balance_of_one():
-    layer = built(load_balancing_weight=1.0)
-    layer.router_kernel.assign(np.zeros((DIM, EXPERTS)))
-    _, losses = golden_cases.run(layer, helpers.normal(2, 4, DIM), training=True)
-    np.testing.assert_allclose(losses, [1.0], rtol=1e-6)
-
-
 def test_gradients_reach_router_and_experts():
     layer = built(top_k=2, load_balancing_weight=0.1, z_loss_weight=0.01)
     x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
@@ -270,12 +263,8 @@ def test_experts_start_differently_at_the_scale_of_one():
         assert len(np.unique(kernels.reshape(3, -1)[:, 0])) == 3
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.thorough][: n != "gshard"]) for n in CASES],
-)
-def test_survives_saving(name, tmp_path):
-    options = {"router_jitter": 0.1, "dropout": 0.1, "seed": 3, **CASES[name]}
+def test_survives_saving(tmp_path):
+    options = {"router_jitter": 0.1, "dropout": 0.1, "seed": 3, **CASES["gshard"]}
     layer = zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY, **options)
     x = helpers.normal(BATCH, LENGTH, DIM)
     helpers.assert_survives_saving(layer, tmp_path, x)
@@ -298,12 +287,15 @@ def test_passes_the_test_of_keras():
 def test_router_computes_in_float32():
     layer, exact = built(top_k=2, dtype="mixed_bfloat16"), built(top_k=2)
     x = ops.cast(helpers.normal(BATCH, LENGTH, DIM, seed=1), "bfloat16")
-    found, expected = (golden_cases.to_numpy(each.route(x)) for each in (layer, exact))
-    for a, b in zip(found, expected, strict=True):
+
+    def found(layer):
+        return helpers.compiled(lambda x: (layer.route(x), layer(x)), None)(x)
+
+    (routes, output), (wanted, expected) = found(layer), found(exact)
+    for a, b in zip(routes, wanted, strict=True):
         np.testing.assert_array_equal(a, b)
-    assert keras.backend.standardize_dtype(layer(x).dtype) == "bfloat16"
-    output, expected = (ops.cast(each(x), "float32") for each in (layer, exact))
-    golden_cases.assert_close(*golden_cases.to_numpy([output, expected]), 3e-2)
+    assert str(output.dtype) == "bfloat16"
+    golden_cases.assert_close(output, expected, 3e-2)
 
 
 @pytest.mark.parametrize(
@@ -335,7 +327,7 @@ def block_of(feed_forward, **options):
     return block
 
 
-@pytest.mark.parametrize("remat", ["", "remat", "remat_feed_forward"])
+@pytest.mark.parametrize("remat", ["", "remat"])
 def test_blocks_hand_their_padding_on(remat):
     layer = zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY)
     block = block_of(layer, **({remat: True} if remat else {}))

@@ -140,10 +140,15 @@ def coarse_branch(group, query, branch, b, t, real):
     [
         {},
         {"share_branches": True, "max_relative_position": 4, "num_blocks": 4},
-        {"compression_length": 2, "block_length": 6, "num_initial_blocks": 0},
-        {"compression_stride": 1, "block_length": 5, "num_local_blocks": 1},
-        {"num_blocks": 1, "num_local_blocks": 1, "num_initial_blocks": 0},
-        {"block_length": 32, "attention_window": 40, "num_blocks": 20},
+        *(
+            pytest.param(options, marks=pytest.mark.thorough)
+            for options in (
+                {"compression_length": 2, "block_length": 6, "num_initial_blocks": 0},
+                {"compression_stride": 1, "block_length": 5, "num_local_blocks": 1},
+                {"num_blocks": 1, "num_local_blocks": 1, "num_initial_blocks": 0},
+                {"block_length": 32, "attention_window": 40, "num_blocks": 20},
+            )
+        ),
     ],
 )
 def test_equals_the_equations(options):

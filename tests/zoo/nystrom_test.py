@@ -85,15 +85,6 @@ def test_equals_another_implementation(name):
     golden_cases.assert_close(output, expected, 1e-5)
 
 
-def test_as_many_landmarks_as_tokens_are_full_attention():
-    """The pseudo-inverse then undoes one of the two other factors."""
-    group = built_group(9, num_iterations=30, convolution_size=None)
-    query, key, value = tokens(9)
-    output, _ = golden_cases.run(group, query, key, value)
-    expected, _ = helpers.dense_attention(query, key, value, np.ones(()) > 0)
-    golden_cases.assert_close(output, expected, 1e-3)
-
-
 def test_sequences_of_a_batch_do_not_touch_each_other():
     """The code of the paper starts from the largest norm in a batch."""
     group = built_group(4, num_iterations=2, convolution_size=None)

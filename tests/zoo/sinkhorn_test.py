@@ -104,23 +104,6 @@ def test_equals_sinkhorn_transformer():
     golden_cases.assert_close(output, case["output"], 1e-5)
 
 
-def test_many_iterations_lead_to_sums_of_one():
-    """Of triangular matrices only one has them, which gives the block before."""
-    group = built_group(4, num_iterations=40)
-    query, key, _ = (x.reshape(BATCH, HEADS, 5, 4, DIM) for x in tokens(20))
-    real = np.ones((BATCH, 1, 5, 4), "bool")
-    # In a graph: each iteration is the same few operations.
-    call = helpers.compiled(
-        lambda *x: [group.sorting(*x, use_causal_mask=y) for y in (False, True)], False
-    )
-    balanced, before = call(query, key, real)
-    np.testing.assert_allclose(balanced.sum(axis=-2), 1.0, atol=1e-4)
-    np.testing.assert_allclose(balanced.sum(axis=-1), 1.0, atol=1e-4)
-    np.testing.assert_allclose(
-        before, np.broadcast_to(np.eye(5, k=-1), before.shape), atol=0.05
-    )
-
-
 def test_noise_comes_in_training_alone():
     group, arrays = built_group(4, dropout_seed=3), tokens(20)
     plain, _ = golden_cases.run(group, *arrays)

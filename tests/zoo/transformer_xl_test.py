@@ -14,7 +14,8 @@ BATCH, LENGTH, DIM, HEADS, KEY = 2, 12, 5, 2, 4
 VOCABULARY = 11
 ON_JAX = keras.backend.backend() == "jax"
 # Routed heads beside those with a memory take JAX long to compile.
-SIDES = [False, pytest.param(True, marks=[pytest.mark.thorough] if ON_JAX else [])]
+further_with_sides = [pytest.mark.thorough] if ON_JAX else []
+SIDES = [False, pytest.param(True, marks=further_with_sides)]
 
 
 @pytest.fixture(autouse=True)
@@ -189,8 +190,10 @@ def token_ids(length=LENGTH):
     return ids.astype("int32")
 
 
-@pytest.mark.parametrize("norm_position", ["post", "pre"])
-@pytest.mark.parametrize("has_side", SIDES)
+@pytest.mark.parametrize(
+    "norm_position, has_side",
+    [("post", False), pytest.param("pre", True, marks=further_with_sides)],
+)
 def test_pieces_of_a_text_equal_the_whole(norm_position, has_side):
     """With a memory of all tokens before; routed heads beside it read it, too."""
     side = side_attention() if has_side else None
@@ -262,13 +265,16 @@ def test_half_precision():
 
 def test_states_pass_through_keras_as_they_are():
     """`stateless_call` is how a loop of one's own calls models on JAX."""
-    model, ids = backbone(), token_ids()
-    state = model.make_state(BATCH)
-    values = (model.trainable_variables, model.non_trainable_variables)
-    (stateless, _), _ = model.stateless_call(*values, ids, state=state)
-    expected, _ = model(ids, state=state)
-    stateless, expected = golden_cases.to_numpy((stateless, expected))
-    golden_cases.assert_close(stateless, expected, 1e-6)
+    model = backbone()
+    weights = (model.trainable_variables, model.non_trainable_variables)
+
+    def both(ids):
+        state = model.make_state(BATCH)
+        (stateless, _), _ = model.stateless_call(*weights, ids, state=state)
+        return stateless, model(ids, state=state)[0]
+
+    both = helpers.compiled(both, jit_compile=None)
+    golden_cases.assert_close(*both(token_ids()), 1e-6)
 
 
 def test_attention_beside_the_memory_may_depend_on_places():
@@ -277,12 +283,10 @@ def test_attention_beside_the_memory_may_depend_on_places():
     local.build((None, None, 8))  # as one that another model has used
     side = {"side_attention": local, "memory_length": 6}
     model, ids = backbone(segment_length=4, **side), token_ids()
-    outputs, state = [], model.make_state(BATCH)
-    for start in range(0, LENGTH, 4):
-        output, state = model(ids[:, start : start + 4], state=state)
-        outputs.append(keras.ops.convert_to_numpy(output))
-    whole = golden_cases.to_numpy(model(ids))
-    golden_cases.assert_close(np.concatenate(outputs, axis=1), whole, 1e-5)
+    real = np.ones(ids.shape, "bool")
+    outputs, _ = in_pieces(model, ids, real, [4, 4, 4], model.make_state(BATCH))
+    whole, _ = golden_cases.run(model, ids)
+    golden_cases.assert_close(outputs, whole, 1e-5)
 
 
 @pytest.mark.parametrize(

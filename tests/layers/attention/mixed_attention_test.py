@@ -255,7 +255,7 @@ def test_self_attention_may_be_said(symbolic):
 
 
 def test_a_copy_of_the_query_is_warned_of_once():
-    attention, x = built_attention([routed()]), sequence()
+    attention, x = built_attention([local()]), sequence()
     message = f"{attention.name!r} attends to another sequence.*`self_attention=True`"
     with pytest.warns(UserWarning, match=message) as found:
         attention(x, x.copy())
@@ -279,11 +279,11 @@ def test_no_warning_where_it_is_told_which_sequence_it_is():
         (x, x.copy(), {"self_attention": False}),
         (*unknown, {}),
     ):
-        built_attention([routed()])(query, value, **options)
+        built_attention([local()])(query, value, **options)
     block = layers.TransformerBlock(
-        built_attention([routed()]),
+        built_attention([local()]),
         feed_forward=None,
-        cross_attention=built_attention([routed()]),
+        cross_attention=built_attention([local()]),
     )
     block(x, x.copy())
 
@@ -385,6 +385,7 @@ def test_a_bias_that_hides_keys_shows_nothing_behind_the_mask(group):
         np.testing.assert_allclose(after, before, atol=1e-6)
 
 
+@helpers.further_on_jax
 @pytest.mark.parametrize("dtype", ["float32", "mixed_bfloat16"])
 def test_query_as_value_is_self_attention(dtype):
     """Keras casts each argument on its own."""

@@ -131,7 +131,7 @@ WAYS = {
 
 @pytest.mark.parametrize(
     "way, crowded",
-    [("plain", True), *((way, bool(i % 2)) for i, way in enumerate(WAYS))],
+    [(way, bool(i % 2)) for i, way in enumerate(WAYS)],
 )
 def test_blocks_give_what_static_shapes_give(way, crowded, monkeypatch):
     options, arguments = WAYS[way]

@@ -408,20 +408,6 @@ def test_extreme_batches_keep_the_state_finite(update_rule, decay):
     assert np.isfinite(losses).all()
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.02])
-def test_balanced_clusters_all_have_tokens(rate):
-    """Of tokens that point in much the same direction."""
-    kmeans = built_kmeans(balance_rate=rate, decay=0.999)
-    x = helpers.normal(BATCH, HEADS, LENGTH, DIM) + np.arange(DIM)
-    x = helpers.normalize(x).astype("float32")
-    shares = []
-    for _ in range(60):
-        scores, _ = golden_cases.run(kmeans, x, training=True)
-        shares.append(np.eye(CLUSTERS)[scores.argmax(axis=-1)].mean(axis=(0, 2)))
-    least = np.mean(shares[30:], axis=0).min()
-    assert least * CLUSTERS > 0.5 if rate else least == 0.0
-
-
 @pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
 def test_moves_as_in_float32_under_mixed_precision(dtype):
     """Squares of large activations are not numbers that float16 has."""

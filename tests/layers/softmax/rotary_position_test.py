@@ -55,21 +55,6 @@ def test_half_precision_is_turned_in_full():
     np.testing.assert_array_equal(golden_cases.to_numpy(found), expected)
 
 
-def test_only_distances_count():
-    """Padding in front moves all tokens by a block, and no output changes."""
-    attention = layers.RoutingAttention(
-        2, DIM, 3, 4, num_local_heads=1, rotary_positions=True
-    )
-    x = helpers.normal(BATCH, LENGTH, 8)
-    attention.build(x.shape)
-    helpers.randomize(attention)
-    moved = np.pad(x, [(0, 0), (4, 0), (0, 0)])
-    mask = np.broadcast_to(np.arange(LENGTH + 4) >= 4, (BATCH, LENGTH + 4))
-    expected, _ = golden_cases.run(attention, x, use_causal_mask=True)
-    found, _ = golden_cases.run(attention, moved, query_mask=mask, use_causal_mask=True)
-    golden_cases.assert_close(found[:, 4:], expected, 1e-5)
-
-
 @pytest.mark.parametrize("kind", ["full", "token_choice"])
 def test_refused(kind):
     make = {"full": layers.FullHeads, "token_choice": layers.RoutedHeads}[kind]

@@ -8,30 +8,24 @@ from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
-from tests.zoo import cases
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="JAX always knows the length"
 )
 
 BATCH, DIM = 2, 8
-# What needs to know them, and the shifted ones, which shift in one of a few ways.
-CAUSAL = [
-    kind
-    for kind in (*kinds.POSITIONAL, *kinds.CLUSTERED, *kinds.UNSHIFTED, *cases.CAUSAL)
-    if kind not in ("random", *cases.OF_KNOWN_LENGTH)
-    if not kind.startswith(("fixed_s", "random_", "synthesizer_", "native_sparse_"))
-]
-CAUSAL += ["local_shifted", "best_blocks_shifted", "performer_shifted"]
-CAUSAL += ["token_choice_apart_shifted", "prefix_shifted", "threshold_apart"]
-WHOLE = ("local", "strided", "performer", "criss_cross", "global", "best_blocks")
-WHOLE += ("mean", "clustered_queries", "induced", "hashed", "reformer", "sinkhorn")
-WHOLE += ("experts_apart", "cluster_strided", "block_pair", "nystrom")
-MEMORIES = [
-    kind
-    for kind in kinds.MEMORIES
-    if kind not in ("random", *cases.OF_KNOWN_LENGTH, "full", "max", "local_alone")
-]
+# One of each way to arrange tokens, and of the few ways to shift keys.
+CAUSAL = ["full", "local", "local_one_block", "dilated", "strided", "fixed", "sliding"]
+CAUSAL += ["sliding_strided", "token_choice", "threshold", "prefix", "cluster_strided"]
+CAUSAL += ["hashed", "rounds", "reformer", "performer", "global", "criss_cross"]
+CAUSAL += ["best_blocks", "indexed_copies", "synthesizer", "native_sparse", "mean"]
+CAUSAL += ["convolution_and_window", "long_short", "luna", "sinkhorn", "local_shifted"]
+CAUSAL += ["token_choice_apart_shifted", "prefix_shifted", "performer_shifted"]
+WHOLE = ("local", "criss_cross", "global", "best_blocks", "mean", "clustered_queries")
+WHOLE += ("induced", "hashed", "reformer", "sinkhorn", "experts_apart", "block_pair")
+WHOLE += ("cluster_strided", "nystrom")
+MEMORIES = ("local", "strided", "experts_apart", "cluster_strided", "hashed", "linear")
+MEMORIES += ("best_blocks", "convolution", "luna", "induced", "clustered_queries")
 
 
 def sequence(length, seed=0):

@@ -11,6 +11,7 @@ from benchmarks import recall_model
 from benchmarks.tasks.task import Examples
 from tests import command_line
 from tests import tracing
+from tools import recall_errors
 
 SIZES = {"length": 32, "pairs": 4, "vocabulary": 64}
 
@@ -319,6 +320,15 @@ def test_a_short_run(pattern, monkeypatch, eager):
         (_, first), _ = found["diagnosis"]
         assert len(first["same_cluster"]) == 1
         assert first["found_by_any"] <= first["same_cluster"][0] <= 1
+
+
+def test_keys_that_stand_among_the_fillers():
+    tokens = np.array([[1, 9, 3, 8, 3, 7, 1, 3], [1, 9, 3, 8, 2, 7, 1, 3]])
+    examples = Examples.of(tokens, np.array([[6, 7], [6, 7]]), tokens[:, 1:4:2])
+    found = recall_errors.stands_once(examples)
+    assert found.tolist() == [[True, False], [True, True]]
+    found = recall_errors.stands_once(examples, synonyms=2)  # 1 and 2 are one key
+    assert found.tolist() == [[True, False], [False, True]]
 
 
 @pytest.mark.parametrize("pattern", recall.PATTERNS)

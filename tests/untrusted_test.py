@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from routing_tf import layers
 from routing_tf import models
+from routing_tf import zoo
 from routing_tf.files import safe_loading
 from routing_tf.generation import token_stream
 from routing_tf.models import presets
@@ -26,6 +27,7 @@ from routing_tf.problems import array_store
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers import WordTokenizer
+from routing_tf.training import run_config
 from tests import golden_cases
 
 CLASSES = {
@@ -295,18 +297,88 @@ def test_heads_of_hyperparameters_run_no_code(name, marker):
         models.RoutingTransformer(models.Hyperparameters(routed_heads=heads))
 
 
+def head_config(heads, **settings):
+    """The config of a head group with other settings, in a list of it alone."""
+    config = keras.saving.serialize_keras_object(heads)
+    config["config"].update(settings)
+    return [config]
+
+
+@keras.saving.register_keras_serializable("some_library")
+class OwnInitializer(keras.initializers.Ones):
+    """An initializer that another library may have registered."""
+
+
 @pytest.mark.parametrize(
-    "limit, shape", [("max_size", [2**25]), ("max_block_size", [2**9, 2**9])]
+    "part",
+    [
+        keras.saving.serialize_keras_object(layers.FullHeads(2)),
+        keras.saving.serialize_keras_object(ByteTokenizer()),
+        keras.saving.serialize_keras_object(OwnInitializer()),
+        entry("routing_tf", "RoutingTransformer", {}, "routing_tf>RoutingTransformer"),
+        entry("keras.initializers", "get", {}),
+        {"class_name": "__lambda__", "config": {"value": ["", None, None]}},
+        # Keras takes names of registered classes, too.
+        "routing_tf>ByteTokenizer",
+        ["some_library>WithSideEffect"],
+    ],
+    ids=lambda part: part["class_name"] if isinstance(part, dict) else str(part),
 )
-def test_heads_of_hyperparameters_have_limits(limit, shape):
-    heads = keras.saving.serialize_keras_object(
-        layers.LocalHeads(4, (4,), dropout_seed=2**30)
+def test_heads_of_files_hold_no_other_objects(part):
+    heads = head_config(layers.FullHeads(2), embeddings_initializer=part)
+    for place in (heads, [{**heads[0], "config": {"own": heads}}]):
+        with assert_refused("in head groups only initializers.*PACKAGES.add"):
+            safe_loading.check_hyperparameters({"routed_heads": place}, "a file")
+
+
+def test_a_layer_is_no_initializer():
+    with pytest.raises(ValueError, match="must be an initializer.*which is a layer"):
+        layers.FullHeads(2, embeddings_initializer=ByteTokenizer())
+
+
+@pytest.mark.parametrize(
+    "message, settings",
+    [
+        ("max_size", {"block_shape": [2**25]}),
+        ("max_size", {"block_shape": [0, 2**60]}),
+        ("max_size", {"block_shape": [-1, -(2**60)]}),
+        ("max_block_size", {"block_shape": [2**9, -(2**9)]}),
+        ("max_size", {"permutations": [[2**25]]}),
+        ("max_size", {"temperature": 1e30}),
+        ("max_flange_blocks", {"flange_blocks": [0, 2**10]}),
+        ("must be finite", {"dropout": float("nan")}),
+        ("must be finite", {"rotary_wavelength": float("inf")}),
+        ("must be finite", {"rotary_wavelength": 10**400}),
+    ],
+    ids=str,
+)
+def test_heads_of_files_have_limits(message, settings):
+    heads = head_config(layers.LocalHeads(4, (4,)), **settings)
+    with pytest.raises(ValueError, match=message):
+        safe_loading.check_hyperparameters({"routed_heads": heads}, "a file")
+
+
+def test_a_run_reads_the_heads_that_it_has_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        safe_loading, "PACKAGES", {*safe_loading.PACKAGES, "some_library"}
     )
-    fields = {"routed_heads": [heads]}
-    safe_loading.check_hyperparameters(fields, "a file")
-    heads["config"]["block_shape"] = shape
-    with pytest.raises(ValueError, match=limit):
-        safe_loading.check_hyperparameters(fields, "a file")
+    seed = keras.random.SeedGenerator(3)
+    heads = [
+        zoo.GlobalHeads(
+            2,
+            global_positions=(100, 200, 300, 400),
+            rotary_positions=True,
+            rotary_wavelength=50_000_000,
+            dropout_seed=2**30,
+            embeddings_initializer=keras.initializers.GlorotUniform(seed=seed),
+        ),
+        # It is registered under another name than that of its class.
+        zoo.ReformerHeads(2, 4, 8, relative_key_initializer=OwnInitializer()),
+    ]
+    h = models.Hyperparameters(routed_heads=heads)
+    config = run_config.RunConfig("copy", h)
+    config.save(tmp_path)
+    assert run_config.RunConfig.load(tmp_path) == config
 
 
 def test_a_trained_model_is_loaded_without_its_optimizer(originals, tmp_path):
@@ -482,6 +554,25 @@ def test_caches_are_bounded(changes, received):
         models.RoutingTransformer(h).make_cache(1, 20)
     # As much as was asked for.
     safe_loading.check_memory(h, 2**25)
+
+
+@pytest.mark.parametrize(
+    "heads, received",
+    [
+        (layers.RoutedHeads(2, 3, 2**20), "attention_window=1048576 of RoutedHeads"),
+        (layers.LocalHeads(2, (2**19,)), "block_shape=.524288. of LocalHeads"),
+        (layers.LocalHeads(2, (4,), dilation=2**17), "block_shape=.4. of LocalHeads"),
+        (layers.SlidingHeads(2, 2**20), "radius=1048576 of SlidingHeads"),
+        (zoo.FeatureMapHeads(2, num_features=2**20), "num_features=1048576 of Feature"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_caches_of_heads_are_bounded(heads, received):
+    h = presets.preset_hyperparameters("byte_tiny")
+    h = h.replace(routed_heads=heads, routed_key_shift=0)
+    with assert_refused(f"1,048,576 tokens by {received}"):
+        safe_loading.check_memory(h, 20)
+    safe_loading.check_memory(h, 2**20)
 
 
 def test_caches_of_images_are_bounded():

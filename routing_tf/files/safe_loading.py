@@ -15,6 +15,7 @@ import concurrent.futures
 import copy
 import math
 import pathlib
+import sys
 import warnings
 import zipfile
 import zlib
@@ -34,6 +35,15 @@ PACKAGES = {"routing_tf"}
 _WEIGHTS = "model.weights.h5"
 _MODELS = ("config.json", "task.json")
 _PREPROCESSORS = ("preprocessor.json", "tokenizer.json")
+# Modules of Keras with the classes that configs of heads may name.
+_PARTS_OF_HEADS = {
+    "keras": keras.dtype_policies,
+    "keras.constraints": keras.constraints,
+    "keras.dtype_policies": keras.dtype_policies,
+    "keras.initializers": keras.initializers,
+    "keras.random": keras.random,
+    "keras.regularizers": keras.regularizers,
+}
 
 
 def load_keras_file(path):
@@ -163,15 +173,42 @@ def _check_heads(configs, source):
 
     That they are head groups, the hyperparameters check.
     """
+    groups = set(map(id, configs if isinstance(configs, list) else [configs]))
     for value in _dicts_inside(configs):
-        if "class_name" in value and not _is_of_heads(value):
+        is_allowed = _is_of_a_package if id(value) in groups else _is_part_of_heads
+        if "class_name" in value and not is_allowed(value):
             _refuse(value, source)
         for name, item in value.items():
-            numbers = item if isinstance(item, list) else [item]
-            numbers = [number for number in numbers if isinstance(number, int)]
-            limit = "max_block_size" if len(numbers) > 1 else "max_size"
-            if not name.endswith("seed"):
-                LIMITS.check(limit, math.prod(numbers), name, source)
+            if name != "registered_name":
+                _check_setting(name, list(_items_of(item)), source)
+
+
+def _check_setting(name, items, source):
+    """Checks names and numbers in a setting of heads."""
+    for text in (item for item in items if isinstance(item, str)):
+        if ">" in text:  # Keras would make an object of the class of this name
+            _refuse({"registered_name": text}, source)
+    sizes = [abs(item) for item in items if isinstance(item, (int, float))]
+    limit = "max_flange_blocks" if name == "flange_blocks" else "max_size"
+    for size in sizes:
+        if not size <= sys.float_info.max:
+            raise ValueError(
+                f"Numbers of heads must be finite. Received: {name}={size} in "
+                f"{str(source)!r}. Save it again with other heads"
+            )
+        if name != "rotary_wavelength" and not name.endswith("seed"):
+            LIMITS.check(limit, size, name, source)
+    if name.endswith("block_shape") and len(sizes) > 1:
+        LIMITS.check("max_block_size", math.prod(sizes), name, source)
+
+
+def _items_of(value):
+    """Yields a value, or all items of a list and of lists in it."""
+    if not isinstance(value, list):
+        yield value
+        return
+    for item in value:
+        yield from _items_of(item)
 
 
 def check_memory(hyperparameters, max_length=None):
@@ -185,16 +222,40 @@ def check_memory(hyperparameters, max_length=None):
     remembered = {"local_block_length": blocks * math.prod(h.local_block_shape)}
     if h.num_routed_heads or h.num_cluster_strided_heads:
         remembered["attention_window"] = h.attention_window
-    for name, number in remembered.items():
+    received = {f"{k}={getattr(h, k)}": number for k, number in remembered.items()}
+    for group in h.routed_heads or ():
+        received |= _remembered_by(group["class_name"], group["config"])
+    for what, number in received.items():
         if number > max(LIMITS.max_remembered, max_length or 0):
             text = f"a text of {max_length:,}" if max_length else "one without an end"
             raise ValueError(
                 "Heads must not remember more tokens than a text has and than "
                 "`routing_tf.files.safe_loading.LIMITS.max_remembered`, "
                 f"{LIMITS.max_remembered:,}. Received: {number:,} tokens by "
-                f"{name}={getattr(h, name)}, for {text}. Build the model with a "
+                f"{what}, for {text}. Build the model with a "
                 "smaller one, which has the same weights, or set this limit higher"
             )
+
+
+def _remembered_by(class_name, config):
+    """Returns how many tokens a head group may remember, by the setting that says so.
+
+    Heads of any class are bounded, so each number that may be one of tokens counts.
+    """
+    found = {}
+    for name, value in config.items():
+        number = math.prod(_whole_numbers(value))
+        if name == "block_shape":  # of `LocalHeads`
+            number *= 1 + max(_whole_numbers(config.get("flange_blocks")), default=0)
+            number *= math.prod(_whole_numbers(config.get("dilation")))
+        is_size = name.endswith(("block_shape", "_window", "_length"))
+        if is_size or name.startswith("num_") or name in ("radius", "width"):
+            found[f"{name}={value} of {class_name}"] = number
+    return found
+
+
+def _whole_numbers(value):
+    return [item for item in _items_of(value) if isinstance(item, int)]
 
 
 def check_fits(build, num_bytes, source):
@@ -362,11 +423,12 @@ def _refuse(value, source):
     names = ("module", "class_name", "registered_name")
     raise ValueError(
         "A config must name only models, preprocessors, tokenizers and head groups, "
-        "each in its place, that are registered by the packages "
-        f"{sorted(PACKAGES)}. Received: "
-        f"{ {name: value.get(name) for name in names} } in {str(source)!r}. If you "
-        "trust the file, add the package of your own classes to "
-        "routing_tf.files.safe_loading.PACKAGES"
+        "each in its place, and in head groups only initializers, regularizers, "
+        "constraints and dtype policies. Functions are none of these, and all but "
+        f"those of Keras must be registered by the packages {sorted(PACKAGES)}. "
+        f"Received: { {name: value.get(name) for name in names} } in {str(source)!r}. "
+        "If you trust the file, allow the package of your own classes: "
+        '`routing_tf.files.safe_loading.PACKAGES.add("my_package")`'
     )
 
 
@@ -387,12 +449,26 @@ def _check_object(value, may_be_model, source):
             )
 
 
-def _is_of_heads(value):
-    """Tells whether a part of head groups is of Keras or one of our objects."""
-    name = value.get("registered_name")
+def _is_of_a_package(value):
+    """Tells whether a config names a class of `PACKAGES`."""
+    return str(value.get("registered_name")).partition(">")[0] in PACKAGES
+
+
+def _is_part_of_heads(value):
+    """Tells whether Keras would make what heads may hold, such as an initializer."""
+    name, class_name = value.get("registered_name"), value["class_name"]
     if name is None:
-        return str(value.get("module")).partition(".")[0] == "keras"
-    return str(name).partition(">")[0] in PACKAGES
+        module = _PARTS_OF_HEADS.get(str(value.get("module")))
+        classes = {} if module is None else vars(module)
+        return isinstance(classes.get(str(class_name)), type)
+    if not _is_of_a_package(value):
+        return False
+    cls = keras.saving.get_registered_object(name)
+    kinds = (keras.initializers.Initializer, keras.regularizers.Regularizer)
+    kinds += (keras.constraints.Constraint, keras.dtype_policies.DTypePolicy)
+    is_part = isinstance(cls, type) and issubclass(cls, kinds)
+    # Keras acts on some class names, such as __lambda__, whatever is registered.
+    return is_part and cls.__name__ == class_name
 
 
 def _is_allowed(value, may_be_model):

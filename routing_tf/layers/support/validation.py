@@ -110,14 +110,18 @@ def constraint(name, value):
 
 
 def _keras_object(kind, module, name, value):
+    article = "an" if kind == "initializer" else "a"
+    message = (
+        f"`{name}` must be {article} {kind}, its name or its config, see "
+        f"`keras.{kind}s.get`. Received: {name}={value!r}"
+    )
     try:
-        return module.get(value)
+        found = module.get(value)
     except (TypeError, ValueError) as error:
-        article = "an" if kind == "initializer" else "a"
-        raise ValueError(
-            f"`{name}` must be {article} {kind}, its name or its config, see "
-            f"`keras.{kind}s.get`. Received: {name}={value!r}"
-        ) from error
+        raise ValueError(message) from error
+    if isinstance(found, keras.layers.Layer):  # Keras takes all that can be called
+        raise ValueError(f"{message}, which is a layer")
+    return found
 
 
 def static_length(name, tensor, axis=1):

@@ -8,6 +8,7 @@ import textwrap
 import keras
 import pytest
 
+from routing_tf.files import safe_loading
 from routing_tf.models import patterns
 from routing_tf.problems import registry
 from tests import tracing
@@ -75,11 +76,12 @@ def examples():
 def fresh_keras(tmp_path, monkeypatch):
     """Each example starts in an empty folder and leaves nothing behind.
 
-    Neither in Keras nor in the registries of problems and patterns.
+    Neither in Keras nor in the registries of problems, patterns and trusted packages.
     """
     monkeypatch.chdir(tmp_path)
     for module, name in ((registry, "_PROBLEMS"), (patterns, "_REGISTERED")):
         monkeypatch.setattr(module, name, dict(getattr(module, name)))
+    monkeypatch.setattr(safe_loading, "PACKAGES", set(safe_loading.PACKAGES))
     keras.utils.set_random_seed(0)
     with tracing.eager():
         yield

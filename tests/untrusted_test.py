@@ -350,7 +350,7 @@ def test_a_layer_is_no_initializer():
         ("must be finite", {"rotary_wavelength": float("inf")}),
         ("must be finite", {"rotary_wavelength": 10**400}),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "".join(value),
 )
 def test_heads_of_files_have_limits(message, settings):
     heads = head_config(layers.LocalHeads(4, (4,)), **settings)

@@ -6,7 +6,7 @@ also needs no more memory than the size of the file justifies.
 Attributes:
     PACKAGES: set of the packages, as in `keras.saving.register_keras_serializable`,
         whose registered classes a config may name. To trust your own package, write
-        `safe_loading.PACKAGES.add("mine")`.
+        `safe_loading.PACKAGES.add("my_package")`.
     LIMITS: `Limits` of files. Raise one for a file that you trust, such as
         `safe_loading.LIMITS.max_layers = 1000`.
 """
@@ -155,7 +155,8 @@ def check_preset(preset, has_weights=True):
 def check_hyperparameters(hyperparameters, source):
     """Checks that no number in a dict of hyperparameters is absurdly large.
 
-    Also that its heads are made by `PACKAGES` and Keras.
+    Also that its heads are of `PACKAGES`, and hold initializers and such, of Keras too,
+    but no other layers.
     """
     _check_heads(hyperparameters.get("routed_heads"), source)
     numbers = {k: v for k, v in hyperparameters.items() if isinstance(v, int)}
@@ -214,8 +215,9 @@ def _items_of(value):
 def check_memory(hyperparameters, max_length=None):
     """Checks that heads remember no more tokens than a text has, within a limit.
 
-    No weight shows how many they remember, and each needs memory from the start.
-    `max_length` is the number of tokens that a text may have; `None` means no end.
+    These are local and routed heads, and those of `routed_heads`. No weight shows how
+    many they remember, and each needs memory from the start. `max_length` is the
+    number of tokens that a text may have; `None` means no end.
     """
     h = hyperparameters
     blocks = h.local_flange_blocks + 1

@@ -213,7 +213,7 @@ class RoutedHeadsConfig:
     num_clusters: int = 16
     attention_window: int = 256
     routing: str | None = None
-    routed_heads: list | dict | str | None = None
+    routed_heads: list | dict | str | None = dataclasses.field(default=None, hash=False)
     encoder_routing: str | None = None
     routed_key_shift: int = 0
     routing_scope: str = "full"

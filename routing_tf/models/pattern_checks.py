@@ -184,6 +184,20 @@ def _check_has_routed_heads(h, field, received, num_layers):
         )
 
 
+def refuse_option(h, name, error):
+    """Raises a `ValueError` that names the hyperparameter which heads refuse.
+
+    Does nothing if the error of the heads that `name` stands for is about none.
+    """
+    for own, (argument, neutral) in OPTIONS.items():
+        value = getattr(h, own)
+        if value != neutral and f"`{argument}`" in str(error):
+            raise ValueError(
+                f"`{own}` must be {neutral} with the heads of {name!r}. Received: "
+                f"{own}={value!r}. Leave one of the two out. The heads say: {error}"
+            ) from error
+
+
 def _check_named_heads(h, field, num_layers):
     """Refuses a pattern without routed heads, and settings that they do not take."""
     name = getattr(h, field)

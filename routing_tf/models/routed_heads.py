@@ -10,6 +10,8 @@ from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.serialization import registered_class
 from routing_tf.layers.support.serialization import serialize
 
+# Arguments with which blocks would draw the same.
+SEEDS = ("seed", "dropout_seed")
 # Names of the other groups of a layer, see `stack`.
 OTHERS = (
     "cluster_strided_heads",
@@ -91,10 +93,14 @@ def has_flaws(config):
     return class_of(config).has_flaws or any(map(config["config"].get, switches))
 
 
-def groups_of(configs):
-    """Makes new head groups of configs."""
+def groups_of(configs, index=0):
+    """Makes new head groups of configs for a block, whose number is added to seeds."""
+    configs = copy.deepcopy(configs)
+    for own in (config["config"] for config in configs):
+        seeds = (name for name in SEEDS if type(own.get(name)) is int)
+        own.update({name: own[name] + index for name in seeds})
     try:
-        return [deserialize(copy.deepcopy(config)) for config in configs]
+        return [deserialize(config) for config in configs]
     except TypeError as error:
         # Keras says the whole config first.
         reason = str(error).rpartition("Exception encountered: ")[2]

@@ -165,6 +165,14 @@ def test_have_the_dtype_of_the_model():
     assert {group.compute_dtype for group in groups} == {"bfloat16"}
 
 
+def test_blocks_have_seeds_of_their_own():
+    own = layers.RandomHeads(2, 3, 4, seed=5, dropout_seed=7)
+    h = hyperparameters(routed_heads=own)
+    for index in range(2):
+        group = stack.decoder_block(h, index, None).attention.head_groups[0]
+        assert (group.seed, group.dropout_seed) == (5 + index, 7 + index)
+
+
 def test_an_encoder_has_others():
     lm = small_seq2seq.language_model(
         **{**SMALL, "routing": "full"}, routed_heads=layers.HashedHeads(2, 3, 4)
@@ -193,7 +201,7 @@ def test_what_they_see_and_remember_is_known():
     assert settings().replace(**scope).routing_scope == "prefix"
     assert settings().sees_later_tokens("full") is None
     found = token_stream.remembers_all_tokens(settings())
-    assert found == "routed_heads of RoutedHeads"
+    assert found == "routed_heads of RoutedHeads, which are data"
 
 
 def without(argument):
@@ -238,7 +246,7 @@ class Unknown(layers.FullHeads):
         ("with 1 head and", layers.FullHeads(1), {}),
         ("`num_heads` in their configs.*get_config", without("num_heads"), {}),
         (
-            "must be heads for decoders.*LinformerHeads.*`encoder_routing` name a pattern",
+            "must be heads for decoders.*LinformerHeads.*`encoder_routing` name",
             zoo.LinformerHeads(2, 24),
             {},
         ),

@@ -98,10 +98,10 @@ class Hyperparameters(
         if self.num_local_only_layers >= self.num_layers:
             return None
         if self.num_routed_heads:
-            name, routings = "routing", {self.routing}
+            name, routings = "routing", [self.routing]
             if self.routed_heads is not None:
                 name = "routed_heads"
-                routings = {own["config"].get("routing") for own in self.routed_heads}
+                routings = [own["config"].get("routing") for own in self.routed_heads]
             if "expert_choice" in routings and routing_scope == "full":
                 return name
             # Padded buckets, and queries that compete for an encoder's output.

@@ -99,9 +99,10 @@ def _check_config(h, config, received):
     if competes and scope != h.routing_scope:
         raise ValueError(
             "`routing_scope` must be that of `routed_heads` with expert choice. "
-            f"{received} with routing_scope={scope!r} and routing_scope="
-            f"{h.routing_scope!r}. Pass `routing_scope={h.routing_scope!r}` to the "
-            f"heads, or `routing_scope={scope!r}` beside them"
+            f"{received} with routing_scope={scope!r}, and routing_scope="
+            f"{h.routing_scope!r} beside them. Pass `routing_scope="
+            f"{h.routing_scope!r}` to the heads, or `routing_scope={scope!r}` beside "
+            "them"
         )
 
 

@@ -47,12 +47,23 @@ def as_configs(heads):
                 "makes of it, a list of these, or a name of `routing`. Received: "
                 f"routed_heads={group!r}. {_way_out(group)}"
             )
-        config = json.loads(json.dumps(config))
+        config = _copied(config)
         taken = {other["config"]["name"] for other in configs}
         config["config"]["name"] = _name_apart(config["class_name"], taken)
         config["config"]["dtype"] = None
         configs.append(config)
     return configs
+
+
+def _copied(config):
+    try:
+        return json.loads(json.dumps(config))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "`routed_heads` must have configs of values that JSON has. Received: heads "
+            f"of {config['class_name']}, of which JSON says: {error}. Return numbers, "
+            "strings, lists and dicts from `get_config`"
+        ) from error
 
 
 def _way_out(group):

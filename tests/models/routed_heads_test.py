@@ -204,6 +204,12 @@ def test_what_they_see_and_remember_is_known():
     assert found == "routed_heads of RoutedHeads, which are data"
 
 
+def with_option(group, value):
+    config = serialized(group)
+    config["config"]["option"] = value
+    return config
+
+
 def without(argument):
     heads = serialized(layers.FullHeads(2))
     del heads["config"][argument]
@@ -244,6 +250,7 @@ class Unknown(layers.FullHeads):
         ),
         ("with 3 heads and num_routed_heads=2. Pass", layers.FullHeads(3), {}),
         ("with 1 head and", layers.FullHeads(1), {}),
+        ("values that JSON has.*FullHeads", with_option(layers.FullHeads(2), 1j), {}),
         ("`num_heads` in their configs.*get_config", without("num_heads"), {}),
         (
             "must be heads for decoders.*LinformerHeads.*`encoder_routing` name",

@@ -25,8 +25,8 @@ class AttentionConfig:
         attention_bias: whether the projections of attention have biases.
         sparse_projections: whether queries, keys and values of self-attention are made
             by few weights, see `zoo.SparseProjectionAttention`. Needs equal sizes of
-            queries and values, a key head for each head, and no
-            `local_block_width`.
+            queries and values, a key head for each head, and neither
+            `local_block_width` nor `compatibility`.
         shared_head_projection: whether each head's output passes through one more
             matrix, the same for all heads (the release).
         project_shared_keys: whether keys are also projected for heads that share the

@@ -156,3 +156,24 @@ def test_caches_need_a_causal_model_and_a_start_that_reaches_the_latents():
     rule = "Received: 6 inputs with latents at places 6 to 8"
     with pytest.raises(ValueError, match=rule):
         model(x[:, :6], cache=model.make_cache(BATCH, LENGTH))
+    cache = model.make_cache(BATCH, LENGTH)
+    with pytest.raises(ValueError, match="cache_index=8 with 2 inputs.*cache for 9"):
+        model(x[:, :2], cache=cache, cache_index=8)
+    with pytest.raises(ValueError, match="Received: training=True"):
+        model(x, cache=cache, training=True)
+    with pytest.raises(ValueError, match="`output_queries` must be"):
+        model(x, x, cache=cache)
+    with pytest.raises(ValueError, match="as many sequences as `inputs`"):
+        model(x, cache=model.make_cache(BATCH + 1, LENGTH))
+    with pytest.raises(ValueError, match="Make one with `causal=True`"):
+        other = built("latents")
+        other(arguments(other)[0], cache=cache)
+
+
+def test_outputs_behind_a_cache_have_the_mask_of_their_inputs():
+    model = built("causal")
+    (x,) = arguments(model)
+    masked = keras.layers.Masking()(x[:, : LENGTH - 1])
+    output, _ = model(masked, cache=model.make_cache(BATCH, LENGTH))
+    blocks = layers.MixedAttention([layers.FullHeads(1)], 4)
+    assert blocks(output).shape == output.shape

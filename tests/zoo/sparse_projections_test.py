@@ -239,6 +239,33 @@ def test_positions_on_two_axes_need_a_kernel_over_modules_alone():
         layer(x)
 
 
+def test_a_gate_reads_the_modules_of_its_token():
+    width = HEADS * KEY_DIM
+    options = {"use_output_projection": False, "output_dim": width}
+    layer, x = built(use_gate=True, **options), helpers.normal(BATCH, LENGTH, DIM)
+    gated, _ = golden_cases.run(layer, x)
+    kernel = dense_blocks.values(layer.gate_kernel)
+    layer.gate_kernel.assign(np.zeros_like(kernel))
+    half, _ = golden_cases.run(layer, x)
+    modules = [[modules_of(layer, token).ravel() for token in row] for row in x]
+    gate = 1 / (1 + np.exp(-np.array(modules) @ kernel))
+    golden_cases.assert_close(gated, 2 * half * gate, 1e-5)
+
+
+def test_refuses_caches_that_do_not_fit():
+    layer, x = built(), helpers.normal(BATCH, LENGTH, DIM)
+    dense = layers.MixedAttention([layers.FullHeads(HEADS)], KEY_DIM)
+    cache = dense.make_cache(BATCH, LENGTH)
+    with pytest.raises(ValueError, match="`make_cache` of this layer"):
+        layer(x, cache=cache)
+    cache = layer.make_cache(BATCH + 1, LENGTH)
+    with pytest.raises(ValueError, match="as many sequences as `query`"):
+        layer(x, cache=cache, cache_index=2)
+    with pytest.raises(ValueError, match=r"`cache_index` must be.*=int32\(2,\)"):
+        index = np.zeros(2, "int32")
+        layer(x, cache=layer.make_cache(BATCH, LENGTH), cache_index=index)
+
+
 def test_learns_all_weights():
     layer = built(mixed(), use_bias=True, use_gate=True)
     result = golden_cases.gradients(

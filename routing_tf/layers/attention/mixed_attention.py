@@ -73,7 +73,7 @@ class MixedAttention(Projections):
             `ProjectionConfig` or a dict of some of its arguments; None (the default)
             for its defaults.
         **kwargs: arguments of `ProjectionConfig`, such as `use_bias` and `use_gate`,
-            each of which goes before that in `projection_config`; and those of
+            which take precedence over those in `projection_config`; and those of
             `keras.layers.Layer`, such as `name` and `dtype`.
 
     Call arguments:
@@ -141,8 +141,9 @@ class MixedAttention(Projections):
             holds one group twice, something else than head groups, or groups with
             blocks of different shapes on two axes, or `num_key_value_heads` does not
             divide the heads or is given with shared queries and keys, or
-            `logit_soft_cap` is no positive number or `qk_norm` no truth value or one of
-            the groups cannot have it; when built, if another layer has built a group;
+            `logit_soft_cap` is not a positive number, `qk_norm` is not a boolean, or
+            one of the groups cannot have it; when built, if another layer has built a
+            group;
             when called, if a dense `attention_mask` is given, `query` or `value` is no
             dense tensor, a `key_mask` is given, `value` or a mask does not fit, `key`
             is another tensor than `value`, masks go by position, positions have other
@@ -202,7 +203,6 @@ class MixedAttention(Projections):
         self.value_dim = check_optional_integer("value_dim", value_dim)
         self.output_dim = check_optional_integer("output_dim", output_dim)
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
-        self.projection_config = projection_config
         for name, value in projection_config.to_dict().items():
             setattr(self, name, value)
         self.remat = remat or False
@@ -290,6 +290,12 @@ class MixedAttention(Projections):
         """
         memory = {"value": value, "value_mask": value_mask, "token_bias": token_bias}
         return stepping.make_cache(self, batch_size, max_length, **memory)
+
+    @property
+    def projection_config(self):
+        """The settings of the projections, a `ProjectionConfig`."""
+        names = ProjectionConfig.names()
+        return ProjectionConfig(**{name: getattr(self, name) for name in names})
 
     def __call__(self, query, value=None, key=None, *others, **kwargs):
         if others or key is not None:

@@ -16,7 +16,7 @@ _KERAS_OBJECTS = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)  # objects of Keras do not compare
 class ProjectionConfig(Settings):
     """How an attention layer projects to queries, keys and values, and back.
 
@@ -45,7 +45,7 @@ class ProjectionConfig(Settings):
 
     Raises:
         ValueError: if an initializer, a regularizer or a constraint is unknown, or
-            `use_gate` is no truth value.
+            `use_gate` is not a boolean.
     """
 
     use_bias: bool = False

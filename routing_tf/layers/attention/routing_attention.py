@@ -78,12 +78,19 @@ class RoutingAttention(MixedAttention):
             their token, see `HeadGroup`. Defaults to False.
         attention_implementation: how the attention inside a window or a cluster is
             computed, see `ScaledDotProduct`: `"plain"` (the default) or `"auto"`.
-        **kwargs: `routing_scope`, `prefix_block_size` and `exploring_queries`, which go
-            before those in `clustering`; arguments of `MixedAttention`, such as
-            `use_bias` (defaults to False, unlike in `keras.layers.MultiHeadAttention`),
-            `num_key_value_heads` (with `share_query_key=False`), `use_gate`,
-            `logit_soft_cap`, `qk_norm` and `remat`; and those of `keras.layers.Layer`,
-            such as `name`.
+        **kwargs: `routing_scope`, `prefix_block_size` and `exploring_queries`, see
+            below, which take precedence over those in `clustering`; arguments of
+            `MixedAttention`, such as `use_bias` (defaults to False, unlike in
+            `keras.layers.MultiHeadAttention`), `num_key_value_heads` (with
+            `share_query_key=False`), `use_gate`, `logit_soft_cap`, `qk_norm` and
+            `remat`; and those of `keras.layers.Layer`, such as `name`.
+
+    `routing_scope` names the tokens that compete in expert choice under a causal mask:
+    `"full"` (the default), those of the whole sequence, or `"prefix"`, those up to the
+    query. `prefix_block_size` is the number of queries that are computed at once in the
+    scope `"prefix"`; None (the default) for `attention_window`. `exploring_queries`
+    (defaults to 0) is how many random queries of each routed head see everything that
+    the mask lets them see in training, see `ClusteredHeads`.
 
     Call arguments and Returns: as in `MixedAttention`.
 
@@ -217,12 +224,7 @@ class RoutingAttention(MixedAttention):
 
 def _clustering(clustering, kwargs):
     """Returns the argument as a dict, with those of `NAMED`, taken from `kwargs`."""
-    clustering = Clustering.given_as("clustering", clustering)
-    if not clustering.keys() <= set(CLUSTERING):
-        raise ValueError(
-            f"`clustering` must have only the keys {', '.join(CLUSTERING)}. "
-            f"Received: clustering={clustering}"
-        )
+    clustering = Clustering.given_as("clustering", clustering, CLUSTERING)
     for name, default in NAMED.items():
         clustering.setdefault(name, default)
         if name in kwargs:

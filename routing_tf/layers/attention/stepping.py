@@ -63,8 +63,8 @@ def call_with_cache(attention, query, masks, cache):
     cache with the tokens of `query`.
     """
     cache, index = cache.cache, cache.cache_index
-    index = _checked_index(index)
-    _check_room(attention, query, cache, index)
+    index = checked_index(index)
+    check_room(attention, query, cache, index)
     starts = isinstance(index, int) and index == 0
     if masks["segment_ids"] is not None and "tokens" in cache:
         masks = _with_masks_of_ids(query, masks)
@@ -88,7 +88,7 @@ def call_with_cache(attention, query, masks, cache):
     return _step(attention, query, masks, cache, index)
 
 
-def _checked_index(index):
+def checked_index(index):
     """Returns an integer, or a scalar tensor of integers."""
     if index is None:
         return 0
@@ -107,7 +107,7 @@ def _checked_index(index):
     return index
 
 
-def _check_room(attention, query, cache, index):
+def check_room(attention, query, cache, index):
     """Refuses tokens that do not fit into a cache, as far as sizes are known."""
     caches = cache["memory" if "memory" in cache else "tokens"]
     sequences = keras.tree.flatten(caches)[0].shape[0]

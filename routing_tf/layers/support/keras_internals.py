@@ -10,6 +10,7 @@ import weakref
 import keras
 from keras.src.backend import AutocastScope
 from keras.src.backend import get_keras_mask
+from keras.src.backend import set_keras_mask
 
 
 class _Lists(threading.local):
@@ -106,6 +107,11 @@ def computed_after(earlier, *tensors):
 def mask_of(x):
     """Returns the Keras mask of a tensor; None if it has none."""
     return get_keras_mask(x)
+
+
+def set_mask_of(x, mask):
+    """Sets the mask that Keras hands on with a tensor."""
+    set_keras_mask(x, mask)
 
 
 def disown(layer, losses):

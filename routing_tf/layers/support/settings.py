@@ -13,8 +13,11 @@ class Settings:
         return tuple(field.name for field in dataclasses.fields(cls))
 
     @classmethod
-    def given_as(cls, name, value):
-        """Returns the argument `name`, such settings, a dict or None, as a dict."""
+    def given_as(cls, name, value, keys=None):
+        """Returns the argument `name`, such settings, a dict or None, as a dict.
+
+        Its keys are those of the settings, or the given ones.
+        """
         if isinstance(value, cls):
             return value.to_dict()
         if not isinstance(value, (Mapping, type(None))):
@@ -22,7 +25,13 @@ class Settings:
                 f"`{name}` must be a dict, a `{cls.__name__}` or None. Received: "
                 f"{name}={value!r}"
             )
-        return dict(value or {})
+        keys, value = keys or cls.names(), dict(value or {})
+        if not value.keys() <= set(keys):
+            raise ValueError(
+                f"`{name}` must have only the keys {', '.join(keys)}. Received: "
+                f"{name}={value}"
+            )
+        return value
 
     @classmethod
     def taken_from(cls, arguments):

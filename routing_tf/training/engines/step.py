@@ -70,7 +70,8 @@ class TrainingStep:
     A step may have several parts (gradient accumulation) and several replicas. Each
     contributes sums over its own tokens; their total is the result of one device for
     the whole batch: the loss is divided by the weights of all tokens, and all tokens
-    move the centroids once.
+    move the centroids once. The load balancing loss of experts is a product of means,
+    which are those of each part.
 
     An engine computes gradients and runs the methods; see `training.engines`.
 

@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.support.keras_internals import mask_of
+from routing_tf.layers.support.keras_internals import set_mask_of
 from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
@@ -19,6 +20,7 @@ from routing_tf.layers.support.validation import static_length
 from routing_tf.zoo.parts import arguments
 from routing_tf.zoo.parts.blocks import read_behind
 from routing_tf.zoo.parts.blocks import transformer_block
+from routing_tf.zoo.parts.latents import first_latent
 
 __all__ = ["PerceiverBackbone"]
 
@@ -275,6 +277,12 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         arguments.tokens_shape(self, inputs.shape, self.input_dim)
         mask = mask_of(inputs) if mask is None else mask
         if cache is not None:
+            self._check_queries(output_queries)
+            if training:
+                raise ValueError(
+                    "`cache` needs a model that is not in training. Received: "
+                    "training=True. Leave one of the two out"
+                )
             return self._step(inputs, mask, NotCast.of(cache, cache_index))
         if self.causal:
             latents = inputs[:, -self.num_latents :]
@@ -314,12 +322,9 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
                 positive integer.
         """
         arguments.check_built(self, "make_cache")
-        check_positive_integer("max_length", max_length)
-        if not self.causal:
-            raise ValueError(
-                "A cache needs a causal model. Received: causal=False. Make one with "
-                "`causal=True`"
-            )
+        batch_size = check_positive_integer("batch_size", batch_size)
+        max_length = check_positive_integer("max_length", max_length)
+        self._check_causal()
         readings = [
             block.cross_attention.head_groups[0].make_cache(batch_size, max_length)
             for block in self.reading_blocks
@@ -331,18 +336,19 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         ]
         return {"readings": readings, "blocks": blocks}
 
+    def _check_causal(self):
+        if not self.causal:
+            raise ValueError(
+                "A cache needs a causal model. Received: causal=False. Make one with "
+                "`causal=True`"
+            )
+
     def _step(self, inputs, mask, cache):
         """Does what `call` does behind the inputs of a cache."""
-        length, starts = static_length("inputs", inputs), cache.starts_anew
+        static_length("inputs", inputs)
+        self._check_causal()
+        first, starts = first_latent(self, inputs, cache), cache.starts_anew
         readings, after = list(cache.cache["readings"]), []
-        max_length = readings[0]["rows"].shape[2]
-        first = max(max_length - self.num_latents, 0)
-        if starts and not first < length <= max_length:
-            raise ValueError(
-                "The first call with a cache must reach the first latent, and not go "
-                f"beyond the last. Received: {length} inputs with latents at places "
-                f"{first} to {max_length - 1}. Make a cache with another `max_length`"
-            )
         place, skipped = (0, first) if starts else (cache.cache_index - first, 0)
         latents = inputs[:, skipped:]
         real = None if mask is None else mask[:, skipped:]
@@ -363,6 +369,8 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
                 latents, own = block(latents, **options)
                 caches.append(own)
             after.append(caches)
+        if real is not None:
+            set_mask_of(latents, real)
         return latents, {"readings": readings, "blocks": after}
 
     def _for_each(self, weight, inputs):

@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf.layers import MixedAttention
 from routing_tf.layers.attention import arguments
+from routing_tf.layers.attention import stepping
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
@@ -66,7 +67,8 @@ class SparseProjectionAttention(MixedAttention):
             the size of the output. Defaults to True.
         **kwargs: the same as `*args`, by name, and arguments of `keras.layers.Layer`.
             Biases (`use_bias`) are those of modules, filters and the last projection;
-            a gate (`use_gate`) reads the modules that the filters read.
+            a gate (`use_gate`) is a dense projection of the token's modules. The
+            gates D of the modules have an initializer of their own.
 
     Call arguments and Returns: as in `MixedAttention`, for self-attention only. Head
     groups that read the tokens themselves, such as `IndexedHeads`, read the modules.
@@ -173,6 +175,8 @@ class SparseProjectionAttention(MixedAttention):
         filters = (self.module_kernel_size * self.length_kernel_size * size, size)
         for name in ("query", "key", "value"):
             shapes[name] = shapes[name] and filters
+        if self.use_gate:
+            shapes["gate"] = (self.width, shapes["gate"][1])
         if not self.use_output_projection:
             shapes["output"] = None
         return shapes
@@ -208,6 +212,7 @@ class SparseProjectionAttention(MixedAttention):
         value = arguments.other_sequence(query, value, self_attention)
         self._refuse_another_sequence(value)
         cache, earlier = NotCast.of(cache, cache_index), None
+        self._check_cache(query, cache)
         query_mask = mask if query_mask is None else query_mask
         x = self._in_modules(query)
         if self.length_kernel_size > 1:
@@ -232,6 +237,17 @@ class SparseProjectionAttention(MixedAttention):
             return output
         output, cache = output
         return output, {**cache, "earlier": earlier}
+
+    def _check_cache(self, query, cache):
+        if cache is None:
+            return
+        if ("earlier" in cache.cache) != (self.length_kernel_size > 1):
+            raise ValueError(
+                "`cache` must be made by the `make_cache` of this layer. Received: the "
+                f"cache of another layer, with {', '.join(cache.cache)}"
+            )
+        index = stepping.checked_index(cache.cache_index)
+        stepping.check_room(self, query, cache.cache, index)
 
     def _refuse_another_sequence(self, value):
         if value is not None:
@@ -336,6 +352,8 @@ class SparseProjectionAttention(MixedAttention):
     def product(self, x, names):
         if names == ["output"] and not self.use_output_projection:
             return x
+        if names == ["gate"]:
+            x = x[..., -self.width :]  # the modules of the token itself
         if names[0] in ("output", "gate"):
             return super().product(x, names)
         batch, length = ops.shape(x)[:2]

@@ -109,7 +109,7 @@ def remembers_all_tokens(hyperparameters):
         return f"num_cluster_strided_heads={h.num_cluster_strided_heads}"
     if h.routed_heads is not None:
         classes = [config["class_name"] for config in h.routed_heads]
-        return f"routed_heads of {', '.join(classes)}"
+        return f"routed_heads of {', '.join(classes)}, which are data"
     pattern = patterns.find(h.routing)
     grows = h.routing in ("full", "random") or pattern and not pattern.is_bounded
     return f"routing={h.routing!r}" if h.num_routed_heads and grows else None
@@ -149,7 +149,8 @@ def cache_length(hyperparameters, num_tokens=None):
     if num_tokens is None:
         raise ValueError(
             "An endless stream needs heads that remember a bounded number of tokens, "
-            "or sums of them: local, token choice, expert choice, hashed or linear "
-            f"ones. Received: a model with {setting}. Set a number of tokens"
+            "or sums of them: local ones, or those of `routing` with token choice, "
+            "expert choice, hashes or linear attention. Heads as data are not judged. "
+            f"Received: a model with {setting}. Set a number of tokens"
         )
     return num_tokens

@@ -165,9 +165,17 @@ class RoutedHeadsConfig:
         routed_heads: heads of any pattern and sizes in place of those of `routing`, in
             a decoder's self-attention. In Python, `num_routed_heads` heads: a
             `HeadGroup`, what `keras.saving.serialize_keras_object` makes of it, or a
-            list of these. They keep their own settings, such as `key_shift` and
-            `dropout`, and have the `dtype` of the model. Or a name, which is the same
-            as this `routing`. None for those of `routing`.
+            list of these. They have the `dtype` of the model, and the number of a block
+            is added to their integer `seed` and `dropout_seed`. All else is their own.
+            `num_clusters`, `attention_window`, `share_query_key`, `query_cluster`,
+            `clusters_per_query`, `prefix_block_size`, how centroids move (from `ema` to
+            `commitment_weight`) and relative positions (`max_relative_position`,
+            `relative_key_stddev`) are then those of the other heads. `routing_scope`
+            must be that of heads with expert choice; `routed_key_shift`,
+            `attention_dropout`, `rotary_positions`, `entmax_alpha`,
+            `exploring_queries` and `attention_implementation` must be those of the
+            heads, or be left out. Without an encoder, `routing` must be None. Or a
+            name, which is the same as `routing=name`. None for those of `routing`.
         encoder_routing: the routed heads of an encoder: any name of `routing` except
             `"token_choice"`, `"expert_threshold"`, `"native_sparse"` (they need a
             causal mask) and `"axial"`; or `"block_pair"`, `"clustered_queries"`,
@@ -213,7 +221,7 @@ class RoutedHeadsConfig:
     num_clusters: int = 16
     attention_window: int = 256
     routing: str | None = None
-    routed_heads: list | dict | str | None = None
+    routed_heads: list | dict | str | None = dataclasses.field(default=None, hash=False)
     encoder_routing: str | None = None
     routed_key_shift: int = 0
     routing_scope: str = "full"

@@ -12,6 +12,7 @@ from routing_tf.models.hyperparameter_checks import HEADS
 from routing_tf.models.hyperparameter_checks import check
 from routing_tf.models.image_config import ImageConfig
 from routing_tf.models.model_config import ModelConfig
+from routing_tf.models.pattern_checks import check_same_name
 from routing_tf.models.routed_heads import as_configs
 from routing_tf.models.training_config import TrainingConfig
 
@@ -59,6 +60,7 @@ class Hyperparameters(
         object.__setattr__(self, "compatibility", level_of(self.compatibility))
         heads = self.routed_heads
         if isinstance(heads, str):
+            check_same_name(heads, self.routing)
             object.__setattr__(self, "routing", heads)
             object.__setattr__(self, "routed_heads", None)
         elif heads is not None:
@@ -96,10 +98,10 @@ class Hyperparameters(
         if self.num_local_only_layers >= self.num_layers:
             return None
         if self.num_routed_heads:
-            name, routings = "routing", {self.routing}
+            name, routings = "routing", [self.routing]
             if self.routed_heads is not None:
                 name = "routed_heads"
-                routings = {own["config"].get("routing") for own in self.routed_heads}
+                routings = [own["config"].get("routing") for own in self.routed_heads]
             if "expert_choice" in routings and routing_scope == "full":
                 return name
             # Padded buckets, and queries that compete for an encoder's output.
@@ -135,6 +137,9 @@ class Hyperparameters(
     def replace(self, **changes):
         """Returns a copy with some fields changed.
 
+        New `routed_heads` take the place of the heads that `routing` names; `routing`
+        stays in a model with an encoder, which also has such heads.
+
         Raises:
             ValueError: for an unknown field, with the list of valid names.
         """
@@ -145,6 +150,10 @@ class Hyperparameters(
                 f"Unknown hyperparameters: {', '.join(unknown)}.{''.join(hints)} "
                 f"Valid names are: {', '.join(field_names())}"
             )
+        heads = changes.get("routed_heads")
+        encoder = changes.get("num_encoder_layers", self.num_encoder_layers)
+        if isinstance(heads, str) or heads is not None and not encoder:
+            changes.setdefault("routing", None)
         return dataclasses.replace(self, **changes)
 
     def to_dict(self):

@@ -30,7 +30,7 @@ class ModelConfig:
         embedding_dim: size of the token embeddings; None for `hidden_dim`.
         intermediate_dim: size inside the feed-forward parts.
         feed_forward: `"geglu"`, `"relu"`, `"sigmoid_gelu"` or `"none"`, see
-            `FeedForward`. Also a layer of another system: `"mixture_of_experts"`, two
+            `FeedForward`. Or a layer of another system: `"mixture_of_experts"`, two
             of eight experts in every other block; `"product_key_memory"`, a memory in
             the middle block; or `"sparse_feed_forward"`. Blocks without such a layer
             have `"geglu"`.

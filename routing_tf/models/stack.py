@@ -11,6 +11,7 @@ from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.models import bridge
 from routing_tf.models import feed_forwards
 from routing_tf.models import patterns
+from routing_tf.models.pattern_checks import refuse_option
 from routing_tf.models.routed_heads import groups_of
 from routing_tf.models.routed_heads import name_of
 
@@ -225,7 +226,7 @@ def _routed_groups(
     """
     h = hyperparameters
     if is_causal and h.routed_heads is not None:
-        return groups_of(h.routed_heads)
+        return groups_of(h.routed_heads, index)
     relative = h.routed_relative_positions
     routing = patterns.routing_of(h, is_decoder=is_causal)
     pattern = patterns.find(routing)
@@ -236,14 +237,18 @@ def _routed_groups(
         return [make(cls, num_heads, relative, key_shift=key_shift, **settings)]
     sizes = patterns.sizes_of(h, index, is_decoder=is_causal)
     explores = {"exploring_queries": h.exploring_queries}
-    return make(
-        functools.partial(pattern.groups, sizes),
-        num_heads,
-        relative and pattern.has_relative_positions,
-        key_shift=key_shift,
-        name=name_of(pattern.heads.__name__),
-        **(explores if pattern.is_clustered else {}),
-    )
+    try:
+        return make(
+            functools.partial(pattern.groups, sizes),
+            num_heads,
+            relative and pattern.has_relative_positions,
+            key_shift=key_shift,
+            name=name_of(pattern.heads.__name__),
+            **(explores if pattern.is_clustered else {}),
+        )
+    except ValueError as error:
+        refuse_option(h, routing, error)
+        raise
 
 
 def _factorized_kinds(hyperparameters, index):

@@ -3,6 +3,8 @@
 What they compute is tested with the layers.
 """
 
+import dataclasses
+
 import keras
 import keras_hub
 import numpy as np
@@ -239,6 +241,15 @@ def test_of_images(blocks):
 def test_refused(message, changes):
     with pytest.raises(ValueError, match=message):
         small_models.hyperparameters(**{"routing": "block_top_k", **changes})
+
+
+def test_refused_by_heads_of_a_pattern_that_says_nothing(monkeypatch):
+    own = dataclasses.replace(PATTERNS["luna"], refuses=())
+    monkeypatch.setattr(patterns, "all_patterns", lambda: {"own": own})
+    h = small_models.hyperparameters(routing="own", routed_key_shift=1)
+    message = "`routed_key_shift` must be 0 with.*'own'.*=1.*heads say: `key_shift`"
+    with pytest.raises(ValueError, match=message):
+        stack.decoder_block(h, 0, None)
 
 
 @pytest.mark.parametrize(

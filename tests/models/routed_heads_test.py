@@ -11,11 +11,17 @@ from routing_tf import models
 from routing_tf import zoo
 from routing_tf.generation import token_stream
 from routing_tf.models import patterns
+from routing_tf.models import stack
+from routing_tf.models.release import heads
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
 
-SMALL = {"num_layers": 1, "attention_window": 8}
+SMALL = {"num_layers": 1, "attention_window": 8, "routing": None}
+
+
+def hyperparameters(**changes):
+    return small_models.hyperparameters(**{"routing": None, **changes})
 
 
 def serialized(group):
@@ -30,32 +36,87 @@ def mixture():
 
 def test_data_is_that_of_any_form():
     settings = {"num_routed_heads": 4, "key_dim": 4}
-    h = small_models.hyperparameters(routed_heads=mixture(), **settings)
+    h = hyperparameters(routed_heads=mixture(), **settings)
     names = [config["config"]["name"] for config in h.routed_heads]
     assert names == ["hashed_heads", "hashed_heads_1", "block_top_kheads"]
     forms = [[serialized(group) for group in mixture()], h.routed_heads]
     for form in forms:
-        assert small_models.hyperparameters(routed_heads=form, **settings) == h
+        assert hyperparameters(routed_heads=form, **settings) == h
     fields = json.loads(json.dumps(h.to_dict()))
     assert models.Hyperparameters.from_dict(fields) == h
     one = layers.FullHeads(2)
     for form in (one, serialized(one)):
-        h = small_models.hyperparameters(routed_heads=form)
+        h = hyperparameters(routed_heads=form)
         assert [config["class_name"] for config in h.routed_heads] == ["FullHeads"]
-    assert h.replace(routed_heads=None) == small_models.hyperparameters()
+    assert h.replace(routed_heads=None) == hyperparameters()
 
 
 def test_a_name_is_that_of_routing():
-    h = small_models.hyperparameters(routed_heads="block_top_k")
-    assert h == small_models.hyperparameters(routing="block_top_k")
+    h = hyperparameters(routed_heads="block_top_k")
+    assert h == hyperparameters(routing="block_top_k")
     assert models.hyperparameters.parse_overrides(
         "routed_heads=block_top_k,routing=none"
     ) == {"routed_heads": "block_top_k", "routing": None}
     assert models.hyperparameters.parse_overrides("routed_heads=none") == {
         "routed_heads": None
     }
-    with pytest.raises(ValueError, match="must be one of.*'block_topk'"):
-        small_models.hyperparameters(routed_heads="block_topk")
+    for name in ("block_topk", "none"):
+        with pytest.raises(ValueError, match=f"`routed_heads` must be one.*'{name}'"):
+            hyperparameters(routed_heads=name)
+
+
+def test_one_pattern_is_named():
+    full = hyperparameters(routing="full")
+    hashed = {"routed_heads": "hashed"}
+    assert full.replace(**hashed) == hyperparameters(routing="hashed")
+    for change in (full.replace, hyperparameters):
+        with pytest.raises(ValueError, match="must not name two patterns.*'full'"):
+            change(**hashed, routing="full")
+    h = full.replace(routed_heads=layers.FullHeads(2))
+    assert h.routing is None
+    for name in ("full", "linformer"):
+        with pytest.raises(ValueError, match=f"None with.*{name}.*routed_heads=None"):
+            h.replace(routing=name)
+    # An encoder, and attention to its output, also have such heads.
+    encoder = full.replace(num_encoder_layers=1)
+    assert encoder.replace(routed_heads=layers.FullHeads(2)).routing == "full"
+
+
+def test_names_are_those_of_one_group():
+    others = {
+        "num_local_heads": 1,
+        "num_strided_heads": 1,
+        "num_cluster_strided_heads": 1,
+        "num_factorized_heads": 2,
+    }
+    doubles = [
+        layers.LocalHeads(1, (8,)),
+        layers.LocalHeads(1, (4,)),
+        layers.StridedHeads(1, (8,)),
+        layers.SlidingHeads(1, 8),
+        layers.FixedHeads(1, (8,)),
+        layers.ClusterStridedHeads(1, 3, 8),
+    ]
+    expected = ["routed_local_heads", "routed_local_heads_1", "routed_strided_heads"]
+    for pattern in ("strided", "fixed"):
+        h = hyperparameters(
+            routed_heads=doubles,
+            num_routed_heads=6,
+            key_dim=4,
+            factorized_pattern=pattern,
+            factorized_arrangement="merged",
+            **others,
+        )
+        block = stack.decoder_block(h, 0, None)
+        names = [group.name for group in block.attention.head_groups]
+        assert names[:3] == expected
+        assert len(set(names)) == 10
+
+
+def test_can_be_hashed():
+    one, other = (hyperparameters(routed_heads=layers.FullHeads(2)) for _ in range(2))
+    assert {one: 1}[other] == 1
+    assert one != hyperparameters()
 
 
 def test_equals_the_pattern_of_the_same_sizes():
@@ -64,7 +125,7 @@ def test_equals_the_pattern_of_the_same_sizes():
         patterns.Sizes(8, small_models.LENGTH, 3), 2, max_relative_position=10
     )
     outputs = [
-        golden_cases.to_numpy(small_models.language_model(**SMALL, **changes)(x))
+        golden_cases.to_numpy(small_models.language_model(**{**SMALL, **changes})(x))
         for changes in ({"routing": "block_top_k"}, {"routed_heads": group})
     ]
     np.testing.assert_array_equal(*outputs)
@@ -104,9 +165,17 @@ def test_have_the_dtype_of_the_model():
     assert {group.compute_dtype for group in groups} == {"bfloat16"}
 
 
+def test_blocks_have_seeds_of_their_own():
+    own = layers.RandomHeads(2, 3, 4, seed=5, dropout_seed=7)
+    h = hyperparameters(routed_heads=own)
+    for index in range(2):
+        group = stack.decoder_block(h, index, None).attention.head_groups[0]
+        assert (group.seed, group.dropout_seed) == (5 + index, 7 + index)
+
+
 def test_an_encoder_has_others():
     lm = small_seq2seq.language_model(
-        routed_heads=layers.HashedHeads(2, 3, 4), routing="full", **SMALL
+        **{**SMALL, "routing": "full"}, routed_heads=layers.HashedHeads(2, 3, 4)
     )
     backbone = lm.backbone
     for blocks, expected in (
@@ -118,15 +187,41 @@ def test_an_encoder_has_others():
 
 def test_what_they_see_and_remember_is_known():
     def settings(**options):
-        heads = layers.RoutedHeads(2, 3, 6, **options)
-        return small_models.hyperparameters(routed_heads=heads, routing=None)
+        return hyperparameters(routed_heads=layers.RoutedHeads(2, 3, 6, **options))
 
     leaking = settings(routing="expert_choice")
     assert leaking.sees_later_tokens("full") == "routed_heads"
     assert leaking.sees_later_tokens("prefix") is None
+    scope = {"routing_scope": "prefix"}
+    with pytest.raises(ValueError, match="`routing_scope='prefix'` beside them"):
+        settings(routing="expert_choice", **scope)
+    with pytest.raises(ValueError, match="`routing_scope='prefix'` to the heads"):
+        leaking.replace(**scope)
+    # Token choice is the same in both.
+    assert settings().replace(**scope).routing_scope == "prefix"
     assert settings().sees_later_tokens("full") is None
     found = token_stream.remembers_all_tokens(settings())
-    assert found == "routed_heads of RoutedHeads"
+    assert found == "routed_heads of RoutedHeads, which are data"
+
+
+def with_option(group, value):
+    config = serialized(group)
+    config["config"]["option"] = value
+    return config
+
+
+def without(argument):
+    heads = serialized(layers.FullHeads(2))
+    del heads["config"][argument]
+    return heads
+
+
+def of_release(name, **options):
+    """The config of two heads of a class of `models.release`, or of a sound one."""
+    cls = getattr(heads, name, None) or getattr(layers, name)
+    config = serialized(cls(2, 3, 4))
+    config["config"].update(options)
+    return config
 
 
 class Unknown(layers.FullHeads):
@@ -134,18 +229,34 @@ class Unknown(layers.FullHeads):
 
 
 @pytest.mark.parametrize(
-    "message, heads, changes",
+    "message, groups, changes",
     [
         ("must be a head group.*=3", 3, {}),
         ("must be a head group.*Dense", keras.layers.Dense(2), {}),
         ("must be a head group.*Unknown.*Decorate", Unknown(2), {}),
+        ("must be a head group.*Make heads.*FullHeads", layers.FullHeads, {}),
+        ("must be a head group.*one name, without", ["hashed"], {}),
+        ("must be a head group.*group itself", layers.FullHeads(2).get_config(), {}),
+        ("must hold at least one.*Leave it out", [], {"num_routed_heads": 0}),
         (
             "must be a head group",
             {**serialized(layers.FullHeads(2)), "class_name": "__lambda__"},
             {},
         ),
+        (
+            "must be a head group",
+            {**serialized(layers.FullHeads(2)), "registered_name": ["a"]},
+            {},
+        ),
         ("with 3 heads and num_routed_heads=2. Pass", layers.FullHeads(3), {}),
-        ("must be heads for decoders.*LinformerHeads", zoo.LinformerHeads(2, 24), {}),
+        ("with 1 head and", layers.FullHeads(1), {}),
+        ("values that JSON has.*FullHeads", with_option(layers.FullHeads(2), 1j), {}),
+        ("`num_heads` in their configs.*get_config", without("num_heads"), {}),
+        (
+            "must be heads for decoders.*LinformerHeads.*`encoder_routing` name",
+            zoo.LinformerHeads(2, 24),
+            {},
+        ),
         ("needs rows and columns", zoo.AxialHeads(2, 0), {}),
         ("without `compatibility`", layers.FullHeads(2), {"compatibility": "exact"}),
         ("there are none", layers.FullHeads(2), {"num_local_only_layers": 2}),
@@ -159,16 +270,41 @@ class Unknown(layers.FullHeads):
             layers.FullHeads(2, dropout=0.1),
             {"attention_dropout": 0.5},
         ),
+        (
+            "`exploring_queries` must be 0 or.*exploring_queries=\\[0\\]",
+            [layers.RandomHeads(1, 3, 4), layers.FullHeads(1)],
+            {"exploring_queries": 2},
+        ),
+        (
+            "`attention_implementation` must be 'plain' or.*=\\['plain'\\]",
+            layers.FullHeads(2),
+            {"attention_implementation": "auto"},
+        ),
+        *(
+            (f"without flaws of the release.*{cls}.*compatibility", of_release(cls), {})
+            for cls in (
+                "TrainedRoutedHeads",
+                "TrainedHashedHeads",
+                "ExactHashedHeads",
+                "TrainedClusterStridedHeads",
+                "ExactClusterStridedHeads",
+            )
+        ),
+        (
+            "without flaws of the release",
+            of_release("HashedHeads", compatibility={"buckets_filled_up": True}),
+            {},
+        ),
     ],
 )
-def test_refused(message, heads, changes):
+def test_refused(message, groups, changes):
     with pytest.raises(ValueError, match=message):
-        small_models.hyperparameters(routed_heads=heads, **changes)
+        hyperparameters(routed_heads=groups, **changes)
 
 
 def test_refused_by_the_heads():
-    heads = serialized(layers.HashedHeads(2, 3, 4))
-    heads["config"]["num_buckets"] = 0
-    h = small_models.hyperparameters(routed_heads=heads)
+    group = serialized(layers.HashedHeads(2, 3, 4))
+    group["config"]["num_buckets"] = 0
+    h = hyperparameters(routed_heads=group)
     with pytest.raises(ValueError, match="valid arguments.*`num_buckets` must be"):
         models.RoutingTransformer(h)

@@ -123,6 +123,8 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     #: Whether caches hold only keys and values of key heads, which are repeated where
     #: queries read them. Else `prepared` repeats them.
     remembers_key_heads = False
+    #: Whether the group has flaws of the original release, for its weights alone.
+    has_flaws = False
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 

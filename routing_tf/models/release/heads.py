@@ -54,6 +54,8 @@ class RankedClusters(InsideClusters):
 class _WithFlaws:
     """Heads of the release, without shifted keys and rotary positions."""
 
+    has_flaws = True
+
     def __init__(self, *args, key_shift=0, rotary_positions=False, **kwargs):
         if rotary_positions:
             raise ValueError(

@@ -57,6 +57,12 @@ def as_configs(heads):
 
 
 def _copied(config):
+    if any(part.get("class_name") == "__lambda__" for part in _dicts_in(config)):
+        raise ValueError(
+            "`routed_heads` must hold no function of Python code. Received: heads of "
+            f"{config['class_name']} with a lambda. Pass a registered subclass of "
+            "`keras.initializers.Initializer` instead"
+        )
     try:
         return json.loads(json.dumps(config))
     except (TypeError, ValueError) as error:
@@ -65,6 +71,16 @@ def _copied(config):
             f"of {config['class_name']}, of which JSON says: {error}. Return numbers, "
             "strings, lists and dicts from `get_config`"
         ) from error
+
+
+def _dicts_in(value):
+    """Yields the dicts inside a structure, at all depths."""
+    if isinstance(value, dict):
+        yield value
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _dicts_in(item)
 
 
 def _way_out(group):

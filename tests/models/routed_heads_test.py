@@ -302,6 +302,20 @@ def test_refused(message, groups, changes):
         hyperparameters(routed_heads=groups, **changes)
 
 
+def test_refuses_code():
+    group = layers.RoutedHeads(2, 3, 4, relative_key_initializer=lambda *_: 0.0)
+    message = "RoutedHeads with a lambda"
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match=message):
+        hyperparameters(routed_heads=group)
+
+
+def test_takes_what_keras_serializes_of_a_built_group():
+    group = layers.FullHeads(2)
+    layers.MixedAttention([group], key_dim=4)(np.zeros((1, 3, 8), "float32"))
+    h = hyperparameters(routed_heads=keras.saving.serialize_keras_object(group))
+    models.RoutingTransformer(h)
+
+
 def test_refused_by_the_heads():
     group = serialized(layers.HashedHeads(2, 3, 4))
     group["config"]["num_buckets"] = 0

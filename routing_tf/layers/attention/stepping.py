@@ -317,9 +317,13 @@ def _in_segment(attention, masks, cache, index):
     ids, is_padding = (
         ops.broadcast_to(x[:, 0], ops.shape(segment["id"])) for x in (ids, is_padding)
     )
+    # Padding with the id 0 is in no segment, unless it has the id of one.
+    is_other = ops.logical_and(segment["id"] != 0, segment["id"] != NO_ID)
+    is_padding = ops.logical_and(is_padding, is_other)
     differs = ids != segment["id"]
     # Padding has ended a segment, unless the token stands in its place.
-    restarts = ops.logical_or(differs, index > segment["end"])
+    has_ended = ops.logical_and(is_other, index > segment["end"])
+    restarts = ops.logical_or(differs, has_ended)
     restarts = ops.logical_and(restarts, ops.logical_not(is_padding))
     ids = ops.where(is_padding, segment["id"], ids)
     start = ops.where(restarts, index, segment["start"])

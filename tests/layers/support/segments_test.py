@@ -333,6 +333,30 @@ def test_tokens_in_the_place_of_padding_are_in_the_segment_before_it(kind, start
     np.testing.assert_allclose(steps[ids > 0], whole[ids > 0], rtol=1e-4, atol=5e-5)
 
 
+@pytest.mark.parametrize("kind, start", [("local", 0), ("token_choice_shifted", 4)])
+def test_padding_with_the_id_of_a_document_does_not_end_it(kind, start):
+    attention, x = built(kinds.CAUSAL[kind]), normal(BATCH, 9, DIM)
+    ids = np.array([[0] * 9, [0] * 6 + [7] * 3], "int32")
+    real = np.arange(9) * np.ones((BATCH, 1)) % 4 != (0 if start else 3)
+    whole = called(attention, x, segment_ids=ids, query_mask=real, use_causal_mask=True)
+
+    def steps(x, ids, real):
+        cache, outputs = attention.make_cache(BATCH, 9), []
+        for now in [slice(start)] * bool(start) + [slice(start, 9)]:
+            output, cache = attention(
+                x[:, now],
+                segment_ids=ids[:, now],
+                query_mask=real[:, now],
+                cache=cache,
+                cache_index=np.int32(now.start or 0),
+            )
+            outputs.append(output)
+        return ops.concatenate(outputs, axis=1)
+
+    found = helpers.compiled(steps, jit_compile=None)(x, ids, real)
+    np.testing.assert_allclose(found[real], whole[real], rtol=1e-4, atol=5e-5)
+
+
 def test_other_heads_refuse_them_by_name():
     x = normal(1, 8, DIM)
     for group, name, causal in (

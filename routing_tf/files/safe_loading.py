@@ -20,7 +20,6 @@ import warnings
 import zipfile
 import zlib
 
-import h5py
 import keras
 import keras_hub
 import numpy as np
@@ -29,10 +28,12 @@ from routing_tf.files.limits import LIMITS
 from routing_tf.files.limits import nested_values
 from routing_tf.files.limits import parse_json
 from routing_tf.files.limits import read_json
+from routing_tf.files.safe_archives import WEIGHTS
+from routing_tf.files.safe_archives import check_members
+from routing_tf.files.safe_archives import check_weights
 
 PACKAGES = {"routing_tf"}
 
-_WEIGHTS = "model.weights.h5"
 _MODELS = ("config.json", "task.json")
 _PREPROCESSORS = ("preprocessor.json", "tokenizer.json")
 # Modules of Keras with the classes that configs of heads may name.
@@ -74,10 +75,10 @@ def load_keras_file(path):
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            _check_members(archive.infolist(), path)
+            check_members(archive.infolist(), path)
             config = parse_json(archive.read("config.json"), path)
-            with archive.open(_WEIGHTS) as file:
-                sizes = _check_weights(file, path)
+            with archive.open(WEIGHTS) as file:
+                sizes = check_weights(file, path)
     except (KeyError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
             f"A .keras file must be whole. Received: {str(path)!r}: {error}. Save or "
@@ -140,7 +141,7 @@ def check_preset(preset, has_weights=True):
     files = {path.name: read_json(path) for path in sorted(folder.glob("*.json"))}
     sizes = []
     for path in sorted(folder.glob("*.weights.h5")):
-        sizes += _check_weights(path, path)
+        sizes += check_weights(path, path)
     _check_shards(files.get("model.weights.json"), folder)
     for name in _PREPROCESSORS:
         if name in files:
@@ -307,64 +308,6 @@ def _count_values(build, source):
             "A model must be one of this version of routing_tf. Received: "
             f"{str(source)!r}, which cannot be built: {error!r}. Save it again"
         ) from error
-
-
-def _check_members(members, source):
-    """Checks the members of a `.keras` file, which Keras unpacks."""
-    allowed = {"config.json", "metadata.json", _WEIGHTS}
-    others = [
-        member.filename
-        for member in members
-        if member.filename not in allowed and not member.filename.startswith("assets/")
-    ]
-    if others:
-        raise ValueError(
-            "A .keras file must hold what Keras writes: config.json, metadata.json, "
-            f"{_WEIGHTS} and assets. Received: {str(source)!r} with {others[:3]}. "
-            "Save the model again"
-        )
-    weights = [member for member in members if member.filename == _WEIGHTS]
-    packed = [m for m in weights if m.compress_type != zipfile.ZIP_STORED]
-    stored = sum(member.compress_size for member in members)
-    # Members that overlap would be unpacked several times.
-    if packed or stored > pathlib.Path(source).stat().st_size:
-        raise ValueError(
-            "Weights in a .keras file must not be compressed, and no bytes stand for "
-            f"two members. Received: {str(source)!r}. Save the model again, which "
-            "compresses nothing"
-        )
-    sizes = {m.filename: m.file_size for m in members if m not in weights}
-    LIMITS.check("max_text_bytes", sum(sizes.values()), "bytes unpacked", source)
-    for name in ("config.json", "metadata.json"):
-        LIMITS.check("max_json_bytes", sizes.get(name, 0), "bytes unpacked", source)
-
-
-def _check_weights(file, source):
-    """Returns the actual bytes of each array of an HDF5 file."""
-    sizes = []
-
-    def add(name, item):
-        if isinstance(item, h5py.Dataset):
-            if item.dtype.kind not in "biufV":
-                raise ValueError(f"{name} holds no numbers")
-            sizes.append(math.prod(item.shape or ()) * item.dtype.itemsize)
-
-    try:
-        with h5py.File(file, "r") as weights:
-            weights.visititems(add)
-            num_bytes = weights.id.get_filesize()
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            "Weights must be a whole HDF5 file of numbers. Received: "
-            f"{str(source)!r}: {error}. Save or copy the model again"
-        ) from error
-    if sum(sizes) > num_bytes:
-        raise ValueError(
-            "Weights must be stored as they are. Received: arrays of "
-            f"{sum(sizes):,} bytes in the {num_bytes:,} bytes of {str(source)!r}. Save "
-            "the model again, which compresses nothing"
-        )
-    return sizes
 
 
 def _check_shards(index, folder):

@@ -313,7 +313,7 @@ def test_takes_what_keras_serializes_of_a_built_group():
     group = layers.FullHeads(2)
     layers.MixedAttention([group], key_dim=4)(np.zeros((1, 3, 8), "float32"))
     h = hyperparameters(routed_heads=keras.saving.serialize_keras_object(group))
-    models.RoutingTransformer(h)
+    assert models.RoutingTransformer(h).hyperparameters == h
 
 
 def test_refused_by_the_heads():

@@ -158,6 +158,10 @@ class Network:
 
     def accuracy(self, examples, scope="full"):
         """Returns the share of the labels that are thought the likeliest tokens."""
+        return float((self.answers(examples, scope) == examples.labels).mean())
+
+    def answers(self, examples, scope="full"):
+        """Returns the likeliest tokens at the labelled positions, `<int>[B, P]`."""
         if scope not in self._scorers:
             self._scorers[scope] = compiled(
                 self.model,
@@ -168,7 +172,7 @@ class Network:
             inputs = [x[start : start + AT_ONCE] for x in examples[:2]]
             logits = ops.convert_to_numpy(self._scorers[scope](*inputs))
             found.append(logits.argmax(axis=-1))
-        return float((np.concatenate(found) == examples.labels).mean())
+        return np.concatenate(found)
 
     def diagnosis(self, examples):
         """Returns `routing_figures` of examples, for tokens that choose clusters."""

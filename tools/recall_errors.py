@@ -11,7 +11,6 @@ import numpy as np
 import tqdm
 from absl import app
 from absl import flags
-from keras import ops
 
 from benchmarks import recall
 from benchmarks import recall_data
@@ -27,7 +26,7 @@ def main(argv):
         examples = settings.examples(settings.batch_size, settings.seed, step)
         network.train_on(examples)
     held_out = settings.examples(recall_model.EVALUATED, recall_data.EVALUATION_SEED)
-    right = answers(network, held_out) == held_out.labels
+    right = network.answers(held_out) == held_out.labels
     is_single = stands_once(held_out, settings.synonyms)
     print(f"{settings.name}, {right.size:,} queries")
     for name, asked in (
@@ -36,16 +35,6 @@ def main(argv):
         ("whose key stood among the fillers, too", ~is_single),
     ):
         print(f"{name}: {asked.mean():.3f} of them, {right[asked].mean():.3f} right")
-
-
-def answers(network, examples):
-    """Returns the likeliest tokens at the labelled positions, `<int>[B, P]`."""
-    found = []
-    for start in range(0, len(examples.tokens), recall_model.AT_ONCE):
-        part = examples.rows(slice(start, start + recall_model.AT_ONCE))
-        logits = network.model([part.tokens, part.positions], training=False)
-        found.append(ops.convert_to_numpy(logits).argmax(axis=-1))
-    return np.concatenate(found)
 
 
 def stands_once(examples, synonyms=1):

@@ -12,16 +12,6 @@ from routing_tf.layers.support.serialization import serialize
 
 # Arguments with which blocks would draw the same.
 SEEDS = ("seed", "dropout_seed")
-# Names of the other groups of a layer, see `stack`.
-OTHERS = (
-    "cluster_strided_heads",
-    "far_heads",
-    "fixed_heads",
-    "local_heads",
-    "near_heads",
-    "sliding_heads",
-    "strided_heads",
-)
 
 
 def as_configs(heads):
@@ -98,8 +88,7 @@ def _way_out(group):
 
 def _name_apart(class_name, taken):
     """Returns a name that neither the other groups nor those of `taken` have."""
-    name = name_of(class_name)
-    name = f"routed_{name}" if name in OTHERS else name
+    name = f"routed_{name_of(class_name).removeprefix('routed_')}"
     numbered = itertools.chain([name], (f"{name}_{n}" for n in itertools.count(1)))
     return next(each for each in numbered if each not in taken)
 

@@ -38,7 +38,9 @@ def test_data_is_that_of_any_form():
     settings = {"num_routed_heads": 4, "key_dim": 4}
     h = hyperparameters(routed_heads=mixture(), **settings)
     names = [config["config"]["name"] for config in h.routed_heads]
-    assert names == ["hashed_heads", "hashed_heads_1", "block_top_kheads"]
+    assert names == [
+        f"routed_{x}" for x in ("hashed_heads", "hashed_heads_1", "block_top_kheads")
+    ]
     forms = [[serialized(group) for group in mixture()], h.routed_heads]
     for form in forms:
         assert hyperparameters(routed_heads=form, **settings) == h

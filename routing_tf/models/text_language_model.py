@@ -10,6 +10,7 @@ from routing_tf.models import bridge
 from routing_tf.models import preprocessing
 from routing_tf.models import stack
 from routing_tf.models import steps
+from routing_tf.models.compiled import compiled
 from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.preset_backbone import preset_from_elsewhere
 from routing_tf.models.saved_model import Exportable
@@ -126,7 +127,7 @@ class TextLanguageModel(Exportable):
             self.generate_function = None
         self._num_generating_weights = num_weights
         if self.generate_function is None:
-            generate = super().make_generate_function()
+            generate = self._compiled_generate_step()
 
             def generate_checked(inputs, stop_token_ids=None):
                 # A compiled function cannot check the values of a mask.
@@ -140,6 +141,12 @@ class TextLanguageModel(Exportable):
 
             self.generate_function = generate_checked
         return self.generate_function
+
+    def _compiled_generate_step(self):
+        if keras.backend.backend() == "tensorflow" and not self.run_eagerly:
+            # AutoGraph, which keras_hub uses, would take longer than all of the rest.
+            return compiled(self, self.generate_step)
+        return super().make_generate_function()
 
     def continue_prompts(self, inputs, stop_token_ids, prefix="", memory=()):
         """Continues one batch of prompts with the sampler of the model.

@@ -64,17 +64,17 @@ class Muon(keras.optimizers.Muon):
         self.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
 
     def update_steps(self, gradients, variables, learning_rate):
-        """Does what `update_step` does, for matrices of one shape at once.
+        """Does what `update_step` does, in fewer operations.
 
-        That is faster to compile, and on accelerators to compute. Tall matrices take
-        part in their transposed form.
+        Matrices of one shape are orthogonalised at once, tall ones in their transposed
+        form, and the rate of Adam is computed once.
 
         Args:
             gradients: tensors, one for each variable.
             variables: variables for which the optimizer was built.
             learning_rate: number or scalar tensor.
         """
-        groups = {}
+        groups, others = {}, []
         for gradient, variable in zip(gradients, variables, strict=True):
             index = index_of(self, variable)
             if self.adam_velocities[index] is None:
@@ -82,9 +82,25 @@ class Muon(keras.optimizers.Muon):
                 group = groups.setdefault(tuple(sorted(variable.shape)), [])
                 group.append((variable, momentum))
             else:
-                self.update_step(gradient, variable, learning_rate)
+                others.append((index, gradient, variable))
+        self._move_by_adam(others, learning_rate)
         for group in groups.values():
             self._move_matrices(*zip(*group), learning_rate)
+
+    def _move_by_adam(self, updates, learning_rate):
+        """Moves variables, with their indices and gradients, as `update_step` does."""
+        step = ops.cast(self.iterations + 1, "float32")
+        corrections = [
+            1 - ops.power(ops.cast(beta, "float32"), step)
+            for beta in (self.adam_beta_1, self.adam_beta_2)
+        ]
+        rate = learning_rate * self.adam_lr_ratio
+        rate = rate * ops.sqrt(corrections[1]) / corrections[0]
+        for index, gradient, variable in updates:
+            m, v = self.momentums[index], self.adam_velocities[index]
+            self.assign_add(m, (gradient - m) * (1 - self.adam_beta_1))
+            self.assign_add(v, (ops.square(gradient) - v) * (1 - self.adam_beta_2))
+            self.assign_sub(variable, m * rate / (ops.sqrt(v) + self.epsilon))
 
     def _add_to_momentum(self, gradient, momentum):
         """Returns the sum that is orthogonalised."""

@@ -79,7 +79,7 @@ def test_weights_updated_together_equal_those_updated_singly():
     gradients = [keras.ops.cast(rng.normal(size=s), "float32") for s in shapes]
     moved = []
     for together in (True, False):
-        weights = [keras.Variable(np.ones(g.shape), name="kernel") for g in gradients]
+        weights = [keras.Variable(np.ones(s, "float32"), name="kernel") for s in shapes]
         optimizer = optimizers.Muon(LEARNING_RATE)
         optimizer.build(weights)
         for _ in range(2):

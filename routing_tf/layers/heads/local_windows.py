@@ -8,6 +8,7 @@ from routing_tf.layers.caches.rows import last_token
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import shape_of
 
 
 def shares(mask, length, num_blocks, block):
@@ -61,13 +62,13 @@ def gather_windows(places, is_place, x):
 
 def unfold(x, grid):
     """From `[batch, heads, blocks, slots, ...]` to an axis for each of the grid's."""
-    shape = ops.shape(x)
+    shape = shape_of(x)
     return ops.reshape(x, (*shape[:2], *grid, *shape[3:]))
 
 
 def fold(x, axes):
     """Undoes `unfold`."""
-    shape = ops.shape(x)
+    shape = shape_of(x)
     return ops.reshape(
         x, (*shape[:2], math.prod(shape[2 : 2 + axes]), *shape[2 + axes :])
     )

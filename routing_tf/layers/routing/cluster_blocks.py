@@ -14,8 +14,10 @@ from keras import ops
 
 from routing_tf.layers.routing.cluster_order import inverse
 from routing_tf.layers.routing.cluster_order import sort_by_cluster
+from routing_tf.layers.support.backends import take
 from routing_tf.layers.support.gathering import entries_at
 from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import shape_of
 from routing_tf.layers.support.stated_gradients import stated_gradient
 
 # The number of chunks is rounded up to a multiple of this, because libraries prepare
@@ -82,7 +84,7 @@ class ClusterBlocks:
         chunk_size,
         all_have_one=False,
     ):
-        batch, heads, length = ops.shape(clusters)
+        batch, heads, length = shape_of(clusters)
         self.attention_window = attention_window
         self.block_size, self.chunk_size = block_size, chunk_size
         self.offset = -(-(attention_window - 1) // chunk_size) * chunk_size
@@ -109,7 +111,7 @@ class ClusterBlocks:
         self._is_filled = _joined(slots < sizes[..., None], in_chunks)
         cluster = rows * num_clusters + ops.minimum(clusters, num_clusters - 1)
         in_block = cluster * block_size + rank
-        in_chunk = ops.take(starts, cluster) * chunk_size + rank - block_size
+        in_chunk = take(starts, cluster) * chunk_size + rank - block_size
         in_chunk += self._num_block_slots
         self._slots = ops.where(rank < block_size, in_block, in_chunk)
         self._has_place = None
@@ -135,12 +137,12 @@ class ClusterBlocks:
         chunk = ops.arange(count, dtype="int32")
         cluster = ops.cast(ops.searchsorted(ends, chunk, side="right"), "int32")
         cluster = ops.minimum(cluster, num_clusters - 1)
-        number = chunk - ops.take(starts, cluster)
+        number = chunk - take(starts, cluster)
         rank = self.block_size + number * size
         rank = rank[:, None] + np.arange(size, dtype="int32")
-        place = ops.take(first, cluster)[:, None] + rank
-        tokens = ops.take(token_at, ops.minimum(place, token_at.shape[0] - 1))
-        is_filled = rank < ops.take(sizes, cluster)[:, None]
+        place = take(first, cluster)[:, None] + rank
+        tokens = take(token_at, ops.minimum(place, token_at.shape[0] - 1))
+        is_filled = rank < take(sizes, cluster)[:, None]
         # The chunks of the blocks and then these, each by its number in its cluster.
         of_block = self.block_size // size
         back = np.arange(-self.offset // size, 1, dtype="int32")
@@ -186,7 +188,7 @@ class ClusterBlocks:
                 return self._of_tokens(ops.reshape(slots, (-1, dim)))
 
             slots = _take_rows(x, self._tokens)
-            windows = ops.take(ops.reshape(slots, (-1, row)), self._read, axis=0)
+            windows = take(ops.reshape(slots, (-1, row)), self._read, axis=0)
             return (
                 *self._cut(slots),
                 ops.reshape(windows, (-1, window, dim)),
@@ -205,7 +207,7 @@ class ClusterBlocks:
 
     def _of_tokens(self, slots):
         """From all slots, `[., D]`, to tokens, `[B, H, L, D]`; zero without a slot."""
-        tokens = ops.take(slots, self._slots, axis=0)
+        tokens = take(slots, self._slots, axis=0)
         if self._has_place is None:
             return tokens
         return ops.where(self._has_place[..., None], tokens, 0)
@@ -217,7 +219,7 @@ class ClusterBlocks:
         """
         if x is None:
             return None, None
-        everywhere = ops.broadcast_to(x, ops.shape(self._slots))
+        everywhere = ops.broadcast_to(x, shape_of(self._slots))
         first, _, windows = self.arrange_and_read(everywhere[..., None])
         return tuple(ops.swapaxes(each, -1, -2) for each in (first, windows))
 
@@ -273,7 +275,7 @@ def _rows(blocks_and_chunks):
 
 def _take_rows(x, places):
     """From `[..., D]`, whose rows are counted over all axes, to those at places."""
-    return ops.take(ops.reshape(x, (-1, x.shape[-1])), places, axis=0)
+    return take(ops.reshape(x, (-1, x.shape[-1])), places, axis=0)
 
 
 def _borders(by_cluster, num_clusters):
@@ -281,7 +283,7 @@ def _borders(by_cluster, num_clusters):
 
     From `<int32>[B, H, L]` to `<int32>[B, H, K]`, numbers from 0 to K - 1.
     """
-    batch, heads, length = ops.shape(by_cluster)
+    batch, heads, length = shape_of(by_cluster)
     rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
     # Sorted over all rows: one search for each number, not a pass over the tokens.
     numbers = np.arange(num_clusters, dtype="int32")

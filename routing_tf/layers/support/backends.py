@@ -1,4 +1,4 @@
-"""What torch, the third backend of Keras, does not do as TensorFlow and JAX do."""
+"""What one backend of Keras does not do as the others do."""
 
 import keras
 from keras import ops
@@ -25,6 +25,16 @@ def _segment_sum(rows, places, num_segments):
 def _scatter(indices, values, shape):
     # `ops.scatter` is a loop over the values. Indices are distinct.
     return ops.scatter_update(ops.zeros(shape, values.dtype), indices, values)
+
+
+def take(x, places, axis=0):
+    """Returns what `ops.take` does, for places that are not negative."""
+    if keras.backend.backend() != "tensorflow":
+        return ops.take(x, places, axis=axis)
+    # `ops.take` has eight operations more, for negative places.
+    import tensorflow as tf
+
+    return tf.gather(x, places, axis=axis)
 
 
 top_k = _top_k if IS_TORCH else ops.top_k

@@ -14,11 +14,13 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.support.axes import cut_axis
+from routing_tf.layers.support.backends import take
 from routing_tf.layers.support.keras_internals import is_compiled_by_xla
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
 from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import shape_of
 from routing_tf.layers.support.stated_gradients import stated_gradient
 
 RUNNING_SUM_BLOCK = 16
@@ -100,7 +102,7 @@ class BlockedOrder:
 
 
 def _sides(x, axis):
-    shape = ops.shape(x)
+    shape = shape_of(x)
     return shape[:axis], shape[axis + 1 :]
 
 
@@ -117,7 +119,7 @@ def pad_to_multiple(x, multiple, axis):
 def break_into_blocks(x, block_length, axis):
     """Splits `axis`, counted from the front, into padded `(blocks, block_length)`."""
     x = pad_to_multiple(x, block_length, axis)
-    shape = ops.shape(x)
+    shape = shape_of(x)
     blocks = shape[axis] // block_length
     return ops.reshape(x, (*shape[:axis], blocks, block_length, *shape[axis + 1 :]))
 
@@ -160,7 +162,7 @@ def _gather_windows(blocks, before, after, axis):
     It defines its gradient: TensorFlow's would scatter, although the readers of a block
     are known.
     """
-    shape = ops.shape(blocks)
+    shape = shape_of(blocks)
     leading, num_blocks, (slots, *rest) = shape[:axis], shape[axis], shape[axis + 1 :]
     block, row = numbers(num_blocks)[:, None], math.prod((slots, *rest))
     size, lib = before + 1 + after, library(num_blocks)
@@ -178,9 +180,9 @@ def _gather_windows(blocks, before, after, axis):
         def gradient(*args, upstream=None):
             (upstream,) = args or (upstream,)
             rows = ops.reshape(upstream, (*leading, num_blocks * size, row))
-            return ops.sum(ops.take(rows, reader, axis=axis), axis=axis + 1)
+            return ops.sum(take(rows, reader, axis=axis), axis=axis + 1)
 
-        return ops.take(rows, read, axis=axis), gradient
+        return take(rows, read, axis=axis), gradient
 
     # A block is one row, so few long rows are copied.
     windows = join(ops.reshape(blocks, (*leading, num_blocks, row)))
@@ -189,7 +191,7 @@ def _gather_windows(blocks, before, after, axis):
 
 def put_back_blocks(blocks, length, axis):
     """Undoes `break_into_blocks`: joins `(blocks, block_length)` and cuts to length."""
-    shape = ops.shape(blocks)
+    shape = shape_of(blocks)
     joined = shape[axis] * shape[axis + 1]
     x = ops.reshape(blocks, (*shape[:axis], joined, *shape[axis + 2 :]))
     return cut_axis(x, 0, length, axis)

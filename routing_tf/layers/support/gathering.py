@@ -7,30 +7,32 @@ import math
 
 from keras import ops
 
+from routing_tf.layers.support.lengths import shape_of
+
 
 def gather_entries(mask, members, length):
     """Returns the entries of a mask or bias, broadcastable to `[B, H, L]`, of members.
 
     `members` are any positions, `<int>[B, H, ...]`; the result has their shape.
     """
-    everywhere = ops.broadcast_to(mask, (*ops.shape(members)[:2], length))
+    everywhere = ops.broadcast_to(mask, (*shape_of(members)[:2], length))
     return entries_at(everywhere, members)
 
 
 def entries_at(table, index):
     """Returns the entries of `table` `[B, H, L]` at `index` `[B, H, ...]`."""
     flat = ops.reshape(table, (-1,))
-    found = ops.take(flat, flat_positions(index, ops.shape(table)[2]), axis=0)
-    return ops.reshape(found, ops.shape(index))
+    found = ops.take(flat, flat_positions(index, shape_of(table)[2]), axis=0)
+    return ops.reshape(found, shape_of(index))
 
 
 def gather(x, members):
     """Returns rows of `[B, H, L, D]` at places `<int>[B, H, ...]`: `[B, H, ..., D]`."""
-    _, _, length, dim = ops.shape(x)
+    _, _, length, dim = shape_of(x)
     flat = ops.reshape(x, (-1, dim))
     # A flat index is many times faster on CPU than `take_along_axis`.
     rows = ops.take(flat, flat_positions(members, length), axis=0)
-    return ops.reshape(rows, (*ops.shape(members), dim))
+    return ops.reshape(rows, (*shape_of(members), dim))
 
 
 def gather_blocks(x, blocks):
@@ -38,10 +40,10 @@ def gather_blocks(x, blocks):
 
     The result has the axes of `blocks` instead of B, H and G.
     """
-    _, _, num_blocks, *rest = ops.shape(x)
+    _, _, num_blocks, *rest = shape_of(x)
     # A block is one row, so few long rows are copied.
-    rows = ops.reshape(x, (*ops.shape(x)[:2], num_blocks, math.prod(rest)))
-    return ops.reshape(gather(rows, blocks), (*ops.shape(blocks), *rest))
+    rows = ops.reshape(x, (*shape_of(x)[:2], num_blocks, math.prod(rest)))
+    return ops.reshape(gather(rows, blocks), (*shape_of(blocks), *rest))
 
 
 def replaced(x, members, rows):
@@ -49,28 +51,33 @@ def replaced(x, members, rows):
 
     No place may occur twice in a head.
     """
-    _, _, length, dim = ops.shape(x)
+    _, _, length, dim = shape_of(x)
     places = flat_positions(members, length)
     flat = ops.scatter_update(
         ops.reshape(x, (-1, dim)), places[:, None], ops.reshape(rows, (-1, dim))
     )
-    return ops.reshape(flat, ops.shape(x))
+    return ops.reshape(flat, shape_of(x))
 
 
 def flat_positions(members, length):
     """Returns `members` as indices into the flattened `[B * H * L]` axis."""
     members = ops.convert_to_tensor(members)
-    batch, heads, *rest = ops.shape(members)
+    batch, heads, *rest = shape_of(members)
     starts = ops.arange(batch * heads, dtype=members.dtype) * length
     starts = ops.reshape(starts, (batch, heads, *[1] * len(rest)))
     return ops.reshape(members + starts, (-1,))
 
 
 def dense_take(table, ids):
-    """Returns rows of a variable, with a dense gradient.
+    """Returns rows of a variable, with a dense gradient, see `dense`."""
+    return ops.take(dense(table), ids, axis=0)
+
+
+def dense(table):
+    """Returns a variable as a tensor from which rows are taken.
 
     TensorFlow returns the gradient of a gather from a variable as slices, one for each
     repeated id. Optimizers that square slices before they add them up are silently
     wrong. Reading the variable first keeps the gradient dense.
     """
-    return ops.take(ops.convert_to_tensor(table) * 1.0, ids, axis=0)
+    return ops.convert_to_tensor(table) * 1.0

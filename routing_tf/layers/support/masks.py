@@ -5,6 +5,8 @@ import functools
 import keras
 from keras import ops
 
+from routing_tf.layers.support.lengths import numbers
+
 
 def combine_masks(*masks):
     """Returns the logical and of the masks that are not None, or None."""
@@ -68,7 +70,7 @@ def causal_mask(num_queries, num_keys):
     """Returns which keys each query sees; the last query sees all."""
     # Computed in the graph: as a constant of full attention it would be as large as a
     # model.
-    last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
+    last = numbers(num_queries) + (num_keys - num_queries)
     return ops.arange(num_keys, dtype="int32") <= last[:, None]
 
 
@@ -91,6 +93,6 @@ def sees_some(mask, num_queries=None, num_keys=None):
         return ops.any(seen, axis=-1, keepdims=True)
     sees_one = ops.any(mask, axis=-1, keepdims=True)
     first = ops.argmax(ops.cast(mask, "int32"), axis=-1, keepdims=True)
-    last = ops.arange(num_queries, dtype="int32") + (num_keys - num_queries)
+    last = numbers(num_queries) + (num_keys - num_queries)
     sees_first = ops.cast(first, "int32") <= last[:, None]
     return ops.logical_and(sees_one, sees_first)

@@ -123,6 +123,7 @@ class Windows:
                     f"{number} windows of {self.length} ids"
                 )
 
+        @tf.autograph.experimental.do_not_convert  # which takes longer than all else
         def windows_of(epoch):
             starts, lengths = self.of_epoch(seed, epoch)
             # Sliced instead of skipped, because an epoch may have millions of windows.

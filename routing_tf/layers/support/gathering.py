@@ -6,7 +6,9 @@ Letters: B batch, H heads, L length, D dim.
 import math
 
 from keras import ops
+from keras.backend import standardize_dtype
 
+from routing_tf.layers.support.lengths import library
 from routing_tf.layers.support.lengths import shape_of
 
 
@@ -63,8 +65,9 @@ def flat_positions(members, length):
     """Returns `members` as indices into the flattened `[B * H * L]` axis."""
     members = ops.convert_to_tensor(members)
     batch, heads, *rest = shape_of(members)
-    starts = ops.arange(batch * heads, dtype=members.dtype) * length
-    starts = ops.reshape(starts, (batch, heads, *[1] * len(rest)))
+    lib, dtype = library(batch, heads, length), standardize_dtype(members.dtype)
+    starts = lib.arange(batch * heads, dtype=dtype) * length
+    starts = lib.reshape(starts, (batch, heads, *[1] * len(rest)))
     return ops.reshape(members + starts, (-1,))
 
 

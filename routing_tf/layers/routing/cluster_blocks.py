@@ -16,6 +16,7 @@ from routing_tf.layers.routing.cluster_order import inverse
 from routing_tf.layers.routing.cluster_order import sort_by_cluster
 from routing_tf.layers.support.backends import take
 from routing_tf.layers.support.gathering import entries_at
+from routing_tf.layers.support.lengths import library
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.lengths import shape_of
 from routing_tf.layers.support.stated_gradients import stated_gradient
@@ -97,7 +98,7 @@ class ClusterBlocks:
         rank = numbers(length) - entries_at(borders, by_cluster)
         rank = inverse(token_at, rank)
         # Tokens and clusters of all heads and sequences, one after the other.
-        rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
+        rows = _rows_of_tokens(batch, heads)
         token_at += rows * length
         slots = np.arange(block_size, dtype="int32")
         place = ops.minimum(first[..., None] + slots, length - 1)
@@ -278,13 +279,19 @@ def _take_rows(x, places):
     return take(ops.reshape(x, (-1, x.shape[-1])), places, axis=0)
 
 
+def _rows_of_tokens(batch, heads):
+    """Returns the number of each sequence and head, `<int32>[B, H, 1]`."""
+    lib = library(batch, heads)
+    return lib.reshape(numbers(batch * heads), (batch, heads, 1))
+
+
 def _borders(by_cluster, num_clusters):
     """Returns how many of the sorted clusters are less than each number.
 
     From `<int32>[B, H, L]` to `<int32>[B, H, K]`, numbers from 0 to K - 1.
     """
     batch, heads, length = shape_of(by_cluster)
-    rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
+    rows = _rows_of_tokens(batch, heads)
     # Sorted over all rows: one search for each number, not a pass over the tokens.
     numbers = np.arange(num_clusters, dtype="int32")
     found = ops.searchsorted(

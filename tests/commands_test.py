@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 
 import keras
@@ -205,20 +204,18 @@ def test_other_system_errors_stay(options):
         commands.command(run, options, ["evaluate"])
 
 
-def test_the_first_line_of_a_command_is_no_error(tmp_path):
+def test_the_first_line_of_a_command_is_no_error(tmp_path, monkeypatch):
     """Also where TensorFlow finds no driver of a GPU, of which it tells as an error."""
-    environment = dict(os.environ)
-    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     (tmp_path / "run.json").touch()  # so that TensorFlow is imported
-    done = subprocess.run(
-        [sys.executable, "-m", "routing_tf.evaluate", f"--model_dir={tmp_path}"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-    )
+    done, imported = alone(ROOT, "evaluate", f"--model_dir={tmp_path}")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: `--model_dir` must hold a run.json")
+    told = [x for x in done.stderr.splitlines() if not x.startswith("import time:")]
+    assert told[0].startswith("error: `--model_dir` must hold a run.json")
+    assert "tensorflow" in imported
+    if keras.backend.backend() == "tensorflow":
+        unused = {"jax.numpy", "matplotlib.pyplot", "scipy.sparse", "sklearn.base"}
+        assert not imported & unused
 
 
 def test_messages_name_flags(options, capsys):

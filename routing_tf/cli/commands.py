@@ -34,7 +34,7 @@ NOTE = re.compile(
 )
 BACKENDS = ("tensorflow", "jax")
 # What TensorFlow and Keras import for parts of their own that no command uses.
-UNUSED = ("IPython", "jax", "matplotlib", "pandas", "scipy", "sklearn")
+UNUSED = ("jax", "matplotlib", "pandas", "scipy", "sklearn")
 DEFAULT_PROBLEM = "python_source"
 
 

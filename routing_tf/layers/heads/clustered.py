@@ -255,17 +255,6 @@ class ClusteredHeads(HeadGroup):
             assigned.scores, window, starts, mask, near_tie
         )
 
-    def num_candidates(self, length):
-        """Returns how many tokens of a prefix of this length can be members."""
-        raise NotImplementedError
-
-    def is_member(self, ranks, num_tokens):
-        """Tells which tokens of a prefix are members.
-
-        `ranks` count its tokens that score higher.
-        """
-        raise NotImplementedError
-
     def shifted(self, inputs):
         # Members are keys, so values are moved to them.
         return read_next_values(inputs) if self.key_shift else inputs

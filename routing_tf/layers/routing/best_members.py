@@ -10,6 +10,7 @@ from routing_tf.layers.support import extremes
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.masks import without_padding
 
@@ -29,6 +30,12 @@ class BestMembers(Prefixes):
 
     #: Who is a member at a token depends on who left before.
     tokens_per_step = 1
+
+    def num_candidates(self, length):
+        return smaller(self.window, length)
+
+    def is_member(self, ranks, num_tokens):
+        return ranks < self.window
 
     def make_cache(self, batch_size, max_length):
         lists = {"key_scores": (batch_size, self.num_key_heads, self.num_clusters)}

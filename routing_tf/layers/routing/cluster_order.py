@@ -66,27 +66,24 @@ class ClusterOrder:
 
     def __init__(self, clusters, num_clusters, chunk_size):
         length = length_of(clusters, 2)
-        by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
+        found = SortedTokens(clusters, num_clusters)
         self.chunk_size = chunk_size
         num_chunks = (length + num_clusters * (chunk_size - 1)) // chunk_size
         self.num_chunks = smaller(length, num_chunks)
-        counts = _count(clusters, num_clusters)
-        chunks = (counts + chunk_size - 1) // chunk_size
+        chunks = (found.counts + chunk_size - 1) // chunk_size
         self.first_chunk = first_chunk = ops.cumsum(chunks, axis=-1) - chunks
-        first_token = ops.cumsum(counts, axis=-1) - counts
         places = numbers(self.num_chunks)
         # Of clusters with the same first chunk, only the last one has tokens.
         starts = _count(first_chunk, self.num_chunks + 1)[..., : self.num_chunks]
         self.cluster_of_chunk = ops.cumsum(starts, axis=-1) - 1
         self.rank_of_chunk = places - entries_at(first_chunk, self.cluster_of_chunk)
-        place = entries_at(first_token, self.cluster_of_chunk)
+        place = entries_at(found.starts, self.cluster_of_chunk)
         place = place + self.rank_of_chunk * chunk_size
         place = place[..., None] + numbers(chunk_size)
-        self.tokens = entries_at(token_at, ops.minimum(place, length - 1))
-        rank = numbers(length) - entries_at(first_token, by_cluster)
-        slots = entries_at(first_chunk, by_cluster) * chunk_size + rank
-        self.slots = inverse(token_at, slots)
-        size = entries_at(counts, self.cluster_of_chunk)
+        self.tokens = entries_at(found.tokens, ops.minimum(place, length - 1))
+        slots = entries_at(first_chunk, found.clusters) * chunk_size + found.ranks()
+        self.slots = inverse(found.tokens, slots)
+        size = entries_at(found.counts, self.cluster_of_chunk)
         self.is_filled = self.ranks() < size[..., None]
 
     def arrange(self, x):
@@ -99,8 +96,7 @@ class ClusterOrder:
         # Each token has one slot, so the gradient need not add up.
         @stated_gradient
         def arrange(x, tokens, slots):
-            def gradient(*args, upstream=None):
-                (upstream,) = args or (upstream,)
+            def gradient(upstream):
                 return _take_slots(upstream, slots), None, None
 
             return gathering.gather(x, tokens), gradient
@@ -112,8 +108,7 @@ class ClusterOrder:
 
         @stated_gradient
         def restore(x, tokens, slots, is_filled):
-            def gradient(*args, upstream=None):
-                (upstream,) = args or (upstream,)
+            def gradient(upstream):
                 found = gathering.gather(upstream, tokens)
                 found = ops.where(is_filled[..., None], found, 0)
                 return found, None, None, None
@@ -167,6 +162,29 @@ def _take_slots(x, slots):
     return gathering.gather(rows, slots)
 
 
+class SortedTokens:
+    """Tokens sorted by cluster, and in a cluster by position.
+
+    `clusters` are `<int32>[B, H, L]`, from 0 to K - 1.
+
+    Attributes:
+        clusters: `<int32>[B, H, L]`, the clusters in order.
+        tokens: `<int32>[B, H, L]`, the token at each place of this order.
+        counts: `<int32>[B, H, K]`, number of tokens of each cluster.
+        starts: `<int32>[B, H, K]`, the place at which each cluster starts.
+    """
+
+    def __init__(self, clusters, num_clusters):
+        self.clusters, self.tokens = sort_by_cluster(clusters, num_clusters)
+        self.counts = _count(clusters, num_clusters)
+        self.starts = ops.cumsum(self.counts, axis=-1) - self.counts
+
+    def ranks(self):
+        """Returns the rank in its cluster of the token at each place."""
+        length = length_of(self.clusters, 2)
+        return numbers(length) - entries_at(self.starts, self.clusters)
+
+
 def sort_by_cluster(clusters, num_clusters):
     """Returns the clusters in order, and the token at each place of this order.
 
@@ -193,12 +211,10 @@ def first_members(clusters, num_clusters, window):
         Tokens `<int32>[B, H, K, W]`, and whether they are members, `<bool>` likewise:
         any tokens stand behind the last one.
     """
-    _, token_at = sort_by_cluster(clusters, num_clusters + 1)
-    counts = _count(clusters, num_clusters + 1)
-    first, ranks = ops.cumsum(counts, axis=-1) - counts, numbers(window)
-    first, counts = (x[..., :num_clusters, None] for x in (first, counts))
+    found, ranks = SortedTokens(clusters, num_clusters + 1), numbers(window)
+    first, counts = (x[..., :-1, None] for x in (found.starts, found.counts))
     place = ops.minimum(first + ranks, length_of(clusters, 2) - 1)
-    return entries_at(token_at, place), ranks < counts
+    return entries_at(found.tokens, place), ranks < counts
 
 
 def _refuse_sizes(length, num_clusters):
@@ -217,16 +233,12 @@ def ranks_in_clusters(clusters, num_clusters, starts=None):
     From `<int32>[B, H, L]` to `<int32>[B, H, L]`. With `starts`, `<int32>[B, H, L]`,
     where the segment of each token starts, only tokens of its segment count.
     """
-    by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
+    found = SortedTokens(clusters, num_clusters)
     if starts is None:
-        counts = _count(clusters, num_clusters)
-        first_token = ops.cumsum(counts, axis=-1) - counts
-        first = entries_at(first_token, by_cluster)
-    else:
-        start = entries_at(starts, token_at)
-        first = first_positions(ops.logical_or(changes(by_cluster), changes(start)))
-    rank = numbers(length_of(clusters, 2)) - first
-    return inverse(token_at, rank)
+        return inverse(found.tokens, found.ranks())
+    start = entries_at(starts, found.tokens)
+    first = first_positions(ops.logical_or(changes(found.clusters), changes(start)))
+    return inverse(found.tokens, numbers(length_of(clusters, 2)) - first)
 
 
 def _count(numbers, size):

@@ -6,7 +6,7 @@ Letters: B batch, H heads, L length, K clusters, R places of a ring, E size of a
 
 from keras import ops
 
-from routing_tf.layers.routing.cluster_order import sort_by_cluster
+from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.gathering import entries_at
@@ -14,28 +14,24 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 
 
-def last_entries(clusters, num_clusters, num_places, counts=None):
+def last_entries(clusters, num_clusters, num_places, before):
     """Returns which entries of a sequence stand in the rings behind it.
 
     Args:
         clusters: `<int32>[B, H, L]`, `num_clusters` for what is no member.
         num_clusters: number of clusters K.
         num_places: number of places R of a ring.
-        counts: `<int32>[B, H, K]`, numbers of members before the sequence; None (the
-            default) for none.
+        before: `<int32>[B, H, K]`, numbers of members before the sequence.
 
     Returns:
         `<int32>[B, H, K, R]`, the entries; which places they take, `<bool>` likewise,
         where any entry stands for the others; and the numbers of members `[B, H, K]`.
     """
-    _, by_cluster = sort_by_cluster(clusters, num_clusters + 1)
-    added = ops.sum(backends.one_hot(clusters, num_clusters, dtype="int32"), axis=2)
-    first = ops.cumsum(added, axis=-1) - added
-    before = 0 if counts is None else counts
-    counts = added + before
-    rank = ranks(counts, num_places) - ops.expand_dims(before, -1)
-    index = ops.clip(first[..., None] + rank, 0, length_of(clusters, 2) - 1)
-    return entries_at(by_cluster, index), rank >= 0, counts
+    found = SortedTokens(clusters, num_clusters + 1)
+    first, added = found.starts[..., :-1, None], found.counts[..., :-1]
+    rank = ranks(before + added, num_places) - before[..., None]
+    index = ops.clip(first + rank, 0, length_of(clusters, 2) - 1)
+    return entries_at(found.tokens, index), rank >= 0, before + added
 
 
 def ranks(counts, num_places):

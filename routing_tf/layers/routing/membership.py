@@ -130,8 +130,7 @@ def _add_up(rows, positions, num_rows):
     # Positions are an argument, because JAX allows no traced tensor otherwise.
     @stated_gradient
     def add_up(rows, positions):
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
+        def gradient(upstream):
             return ops.take(upstream, positions, axis=0), None
 
         return backends.segment_sum(rows, positions, num_segments=num_rows), gradient

@@ -39,8 +39,7 @@ def normalize(tokens):
         scale = ops.rsqrt(mean(ops.square(centred)) + LAYER_NORM_EPSILON)
         output = centred * scale
 
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
+        def gradient(upstream):
             # It takes half as many passes over the tokens as the derived gradient.
             along = output * mean(upstream * output)
             return scale * (upstream - mean(upstream) - along)

@@ -175,8 +175,7 @@ def _gather_windows(blocks, before, after, axis):
 
     @stated_gradient
     def join(rows):
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
+        def gradient(upstream):
             rows = ops.reshape(upstream, (*leading, num_blocks * size, row))
             return ops.sum(ops.take(rows, reader, axis=axis), axis=axis + 1)
 

@@ -1,12 +1,8 @@
 """Cutting positions into blocks, and the window of memory around each block.
 
-Positions on one axis (text) or two (images) are put into one sequence, block after
-block in raster order, and inside a block in raster order: the blocked order. It is the
-order in which a causal model sees them. Letters: G blocks along an axis, S positions
-(slots) in a block.
+Letters: G blocks along an axis, S positions (slots) in a block.
 """
 
-import dataclasses
 import math
 
 import keras
@@ -22,86 +18,6 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.stated_gradients import stated_gradient
 
 RUNNING_SUM_BLOCK = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockedOrder:
-    """The blocked order of positions on axes of `lengths`, in blocks of `block_shape`.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from keras import ops
-    from routing_tf.layers.support.blocks import BlockedOrder
-
-    order = BlockedOrder(lengths=(2, 4), block_shape=(2, 2))
-    sequence = ops.convert_to_numpy(order.arrange(np.arange(8), axis=0))
-    assert sequence.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
-    ```
-
-    Reference: `break_into_blocks_nd` and `put_back_blocks_nd` of the release.
-    """
-
-    lengths: tuple
-    block_shape: tuple
-
-    @property
-    def grid(self):
-        """Number of blocks along each axis; the last ones may be padded."""
-        return tuple(-(-n // b) for n, b in zip(self.lengths, self.block_shape))
-
-    @property
-    def length(self):
-        """Number of positions in blocked order, including those that pad blocks."""
-        return math.prod(self.grid) * math.prod(self.block_shape)
-
-    @property
-    def is_padded(self):
-        """Whether blocks must be padded; True if the length is unknown."""
-        return not is_known(*self.lengths) or self.length > math.prod(self.lengths)
-
-    def arrange(self, x, axis):
-        """Puts positions from raster order into blocked order.
-
-        From `[..., positions, ...]`, whose `axis` is counted from the front, to
-        `[..., length, ...]`, zero (False) where blocks are padded.
-        """
-        before, after = _sides(x, axis)
-        x = ops.reshape(x, (*before, *self.lengths, *after))
-        for i, multiple in enumerate(self.block_shape):
-            x = pad_to_multiple(x, multiple, axis + i)
-        if len(self.lengths) > 1:
-            pairs = zip(self.grid, self.block_shape, strict=True)
-            x = ops.reshape(x, (*before, *(n for pair in pairs for n in pair), *after))
-            x = ops.transpose(x, self._axes(axis, len(after)))
-        return ops.reshape(x, (*before, self.length, *after))
-
-    def restore(self, x, axis):
-        """Undoes `arrange`, and drops the positions that padded blocks."""
-        before, after = _sides(x, axis)
-        x = ops.reshape(x, (*before, *self.grid, *self.block_shape, *after))
-        if len(self.lengths) > 1:
-            axes = self._axes(axis, len(after))
-            x = ops.transpose(x, [axes.index(i) for i in range(len(axes))])
-        whole = [g * b for g, b in zip(self.grid, self.block_shape, strict=True)]
-        x = ops.reshape(x, (*before, *whole, *after))
-        for i, length in enumerate(self.lengths):
-            x = cut_axis(x, 0, length, axis + i)
-        return ops.reshape(x, (*before, math.prod(self.lengths), *after))
-
-    def _axes(self, axis, num_after):
-        """Axes that bring the blocks to the front, followed by the slots."""
-        rank = len(self.lengths)
-        grid = [axis + 2 * i for i in range(rank)]
-        slots = [axis + 2 * i + 1 for i in range(rank)]
-        end = axis + 2 * rank
-        return [*range(axis), *grid, *slots, *range(end, end + num_after)]
-
-
-def _sides(x, axis):
-    shape = ops.shape(x)
-    return shape[:axis], shape[axis + 1 :]
 
 
 def pad_to_multiple(x, multiple, axis):

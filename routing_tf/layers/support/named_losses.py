@@ -3,8 +3,6 @@
 import contextlib
 import threading
 
-from routing_tf.layers.support.keras_internals import layers_inside
-
 # Each thread has its own losses: a strategy runs each replica in a thread.
 _open = threading.local()
 
@@ -43,12 +41,6 @@ def named_losses():
         yield names_of
     finally:
         stack.pop()
-
-
-def all_loss_names(model):
-    """Returns the names of the losses of a model and the layers inside it, sorted."""
-    parts = (model, *layers_inside(model))
-    return sorted({name for each in parts for name in getattr(each, "loss_names", ())})
 
 
 def _stack():

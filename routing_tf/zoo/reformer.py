@@ -21,11 +21,11 @@ from routing_tf.layers.support import extremes
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import without_padding
-from routing_tf.layers.support.serialization import registered_as
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.registration import registered_as
 from routing_tf.zoo.parts.rounds import Rounds
 from routing_tf.zoo.parts.rounds import fold_inputs
 from routing_tf.zoo.parts.rounds import of_each_round

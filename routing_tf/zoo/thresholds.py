@@ -22,9 +22,9 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.masks import without_padding
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import registered_as
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.zoo.parts.registration import registered_as
 
 __all__ = ["MovingThresholds", "ThresholdHeads"]
 
@@ -97,12 +97,11 @@ class ThresholdHeads(RoutedHeads):
         super().build(query_shape, key_shape, value_shape)
         self.thresholds.build((None, self.num_key_heads, None, self.num_clusters))
 
-    def scores(self, streams, masks, training=None):
-        scores = super().scores(streams, masks, training=training)
-        return self.thresholds(list(scores), token_masks=masks, training=training)
-
-    def bare_scores(self, streams):
-        return self.thresholds.margins(super().bare_scores(streams))
+    def scores(self, streams, masks, training=None, adds_losses=True):
+        scores = list(super().scores(streams, masks, training, adds_losses))
+        if adds_losses:
+            return self.thresholds(scores, token_masks=masks, training=training)
+        return self.thresholds.margins(scores)
 
     def causal_rule(self, routing_scope=None, has_segments=False):
         return self.rule(AboveThreshold)

@@ -194,25 +194,20 @@ class ClusteredHeads(HeadGroup):
                 None if mask is None else ops.tile(mask, (1, 1, x.shape[1] // number))
                 for mask, x in zip(masks, own, strict=True)
             ]
-        if adds_losses:
-            scores = self.scores(streams, masks, training=training)
-        else:
-            scores = self.bare_scores(streams)
+        scores = self.scores(streams, masks, training, adds_losses)
         if is_grouped:
             scores = [
                 key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
             ]
         return [Assignment(own, self.num_clusters) for own in scores]
 
-    def scores(self, streams, masks, training=None):
+    def scores(self, streams, masks, training=None, adds_losses=True):
         """Scores tokens against the centroids, `<float32>[B, H, L, K]` each.
 
-        Args and state: as in `assign`.
+        Args and state: as in `assign`; without losses no state moves.
         """
-        return self.kmeans(tuple(streams), token_mask=masks, training=training)
-
-    def bare_scores(self, streams):
-        """Returns the result of `scores`, without adding a loss or moving state."""
+        if adds_losses:
+            return self.kmeans(tuple(streams), token_mask=masks, training=training)
         return [self.kmeans.scores(stream) for stream in streams]
 
     @property

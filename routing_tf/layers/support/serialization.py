@@ -83,21 +83,6 @@ def class_of_the_zoo(name):
     return getattr(importlib.import_module("routing_tf.zoo"), name)
 
 
-def registered_as(base):
-    """Returns a decorator that registers a class, and names it as its base.
-
-    Keras finds weights in a file by the class names of layers, and files of earlier
-    versions have those of the base.
-    """
-
-    def register(cls):
-        keras.saving.register_keras_serializable("routing_tf", cls.__name__)(cls)
-        cls.__name__ = base.__name__
-        return cls
-
-    return register
-
-
 def class_of_config(cls, config):
     """Returns the class of a saved config, and the config that it takes.
 

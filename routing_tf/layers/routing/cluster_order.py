@@ -175,7 +175,12 @@ class SortedTokens:
     """
 
     def __init__(self, clusters, num_clusters):
-        self.clusters, self.tokens = sort_by_cluster(clusters, num_clusters)
+        length = length_of(clusters, 2)
+        if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
+            _refuse_sizes(length, num_clusters)
+        # All keys differ, so any sort is a stable one.
+        keys = ops.sort(clusters * length + numbers(length), axis=-1)
+        self.clusters, self.tokens = keys // length, keys % length
         self.counts = _count(clusters, num_clusters)
         self.starts = ops.cumsum(self.counts, axis=-1) - self.counts
 
@@ -183,20 +188,6 @@ class SortedTokens:
         """Returns the rank in its cluster of the token at each place."""
         length = length_of(self.clusters, 2)
         return numbers(length) - entries_at(self.starts, self.clusters)
-
-
-def sort_by_cluster(clusters, num_clusters):
-    """Returns the clusters in order, and the token at each place of this order.
-
-    Tokens of a cluster stand in order of position. All are `<int32>[B, H, L]`.
-    """
-    length = length_of(clusters, 2)
-    if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
-        _refuse_sizes(length, num_clusters)
-    # All keys differ, so any sort is a stable one.
-    keys = clusters * length + numbers(length)
-    keys = ops.sort(keys, axis=-1)
-    return keys // length, keys % length
 
 
 def first_members(clusters, num_clusters, window):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from routing_tf.layers.routing.cluster_order import ClusterOrder
+from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.routing.cluster_order import chunk_size_for
-from routing_tf.layers.routing.cluster_order import sort_by_cluster
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,6 @@ def test_chunks_are_about_a_quarter_of_the_window(window, chunk_size):
 
 def test_keys_that_overflow_are_refused():
     clusters = np.zeros((1, 1, 2**20), "int32")
-    for sort in (functools.partial(ClusterOrder, chunk_size=16), sort_by_cluster):
+    for sort in (functools.partial(ClusterOrder, chunk_size=16), SortedTokens):
         with pytest.raises(ValueError, match="2048 clusters"):
             sort(clusters, num_clusters=2048)

@@ -3,14 +3,17 @@
 Letters: B batch, H heads, L length, K clusters, N chunks, C slots of a chunk, D dim.
 """
 
+import keras
 from keras import ops
 
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.blocks import memory_windows
 from routing_tf.layers.support.gathering import entries_at
+from routing_tf.layers.support.keras_internals import is_compiled_by_xla
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import library
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.segments import changes
@@ -125,7 +128,10 @@ class ClusterOrder:
         window includes the token itself.
         """
         before = self._num_chunks_before(attention_window)
-        return memory_windows(x, (before,), (0,), axis=2, zero_outside=False)
+        gathers = keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
+        if before and gathers:
+            return _gathered_windows(x, before)
+        return memory_windows(x, (before,), (0,), axis=2)
 
     def window_offset(self, attention_window):
         """Returns the slot of a window at which its own chunk starts."""
@@ -155,6 +161,33 @@ class ClusterOrder:
         return -(-(attention_window - 1) // self.chunk_size)
 
 
+def _gathered_windows(x, before):
+    """Does what `memory_windows` does, with any chunk in the place of none.
+
+    Several long rows are gathered faster than padded, cut and joined. It defines its
+    gradient: TensorFlow's would scatter, although the readers of a chunk are known.
+    """
+    batch, heads, num_chunks, slots, dim = ops.shape(x)
+    chunk, place = numbers(num_chunks)[:, None], numbers(before + 1)
+    size, lib = before + 1, library(num_chunks)
+    read = lib.maximum(chunk + place - before, 0)
+    # Who reads a chunk at each place of its window. The first chunk does not read the
+    # one before it, whose place has the gradient zero.
+    reader = chunk + before - place
+    reader = lib.where(reader < num_chunks, reader * size + place, 0)
+
+    @stated_gradient
+    def join(rows):
+        def gradient(upstream):
+            rows = ops.reshape(upstream, (batch, heads, num_chunks * size, slots * dim))
+            return ops.sum(ops.take(rows, reader, axis=2), axis=3)
+
+        return ops.take(rows, read, axis=2), gradient
+
+    windows = join(ops.reshape(x, (batch, heads, num_chunks, slots * dim)))
+    return ops.reshape(windows, (batch, heads, num_chunks, size * slots, dim))
+
+
 def _take_slots(x, slots):
     """From `[B, H, N, C, D]` to the entries of the slots, `[B, H, L, D]`."""
     batch, heads, num_chunks, size, dim = ops.shape(x)
@@ -177,7 +210,12 @@ class SortedTokens:
     def __init__(self, clusters, num_clusters):
         length = length_of(clusters, 2)
         if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
-            _refuse_sizes(length, num_clusters)
+            raise ValueError(
+                "The number of entries to sort times the number of clusters must be "
+                f"less than 2**31. Received: {length} entries (tokens, or tokens times "
+                f"the blocks that each one chooses) and {num_clusters} clusters or "
+                "blocks. Use fewer clusters, longer blocks or shorter sequences"
+            )
         # All keys differ, so any sort is a stable one.
         keys = ops.sort(clusters * length + numbers(length), axis=-1)
         self.clusters, self.tokens = keys // length, keys % length
@@ -188,34 +226,6 @@ class SortedTokens:
         """Returns the rank in its cluster of the token at each place."""
         length = length_of(self.clusters, 2)
         return numbers(length) - entries_at(self.starts, self.clusters)
-
-
-def first_members(clusters, num_clusters, window):
-    """Returns the first tokens of each cluster, in order of position.
-
-    Args:
-        clusters: `<int32>[B, H, L]`; `num_clusters` for a token without one.
-        num_clusters: number of clusters K.
-        window: number W of tokens that are returned.
-
-    Returns:
-        Tokens `<int32>[B, H, K, W]`, and whether they are members, `<bool>` likewise:
-        any tokens stand behind the last one.
-    """
-    found, ranks = SortedTokens(clusters, num_clusters + 1), numbers(window)
-    first, counts = (x[..., :-1, None] for x in (found.starts, found.counts))
-    place = ops.minimum(first + ranks, length_of(clusters, 2) - 1)
-    return entries_at(found.tokens, place), ranks < counts
-
-
-def _refuse_sizes(length, num_clusters):
-    """Refuses numbers whose product, a sorting key, exceeds 32-bit integers."""
-    raise ValueError(
-        "The number of entries to sort times the number of clusters must be less than "
-        f"2**31. Received: {length} entries (tokens, or tokens times the blocks that "
-        f"each one chooses) and {num_clusters} clusters or blocks. Use fewer clusters, "
-        "longer blocks or shorter sequences"
-    )
 
 
 def ranks_in_clusters(clusters, num_clusters, starts=None):

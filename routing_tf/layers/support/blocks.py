@@ -3,19 +3,13 @@
 Letters: G blocks along an axis, S positions (slots) in a block.
 """
 
-import math
-
-import keras
 import numpy as np
 from keras import ops
 
 from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.keras_internals import is_compiled_by_xla
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.stated_gradients import stated_gradient
 
 RUNNING_SUM_BLOCK = 16
 
@@ -38,19 +32,15 @@ def break_into_blocks(x, block_length, axis):
     return ops.reshape(x, (*shape[:axis], blocks, block_length, *shape[axis + 1 :]))
 
 
-def memory_windows(blocks, before, after, axis, zero_outside=True):
+def memory_windows(blocks, before, after, axis):
     """Joins each block with its neighbours to the window its queries may see.
 
     From `[..., G, ..., G, S, ...]`, whose first axis of blocks is `axis`, to
     `[..., G, ..., G, window, ...]`, zero (False) outside the positions. A window has
     `before + 1 + after` blocks along each axis, in raster order of their places.
-    `zero_outside=False`, which may be faster, is for entries that have no influence
-    outside the positions: any entry may stand there, and its gradient must be zero.
 
     Reference: `break_into_memory_blocks_nd` of the release.
     """
-    if not zero_outside and len(before) == 1 and _gathers_fast():
-        return _gather_windows(blocks, before[0], after[0], axis)
     slots = axis + len(before)
     for i in reversed(range(len(before))):
         num_blocks = length_of(blocks, axis + i)
@@ -63,43 +53,6 @@ def memory_windows(blocks, before, after, axis, zero_outside=True):
         ]
         blocks = ops.concatenate(shifted, axis=slots)
     return blocks
-
-
-def _gathers_fast():
-    """Whether gathering rows is faster than padding, cutting and joining them."""
-    return keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
-
-
-def _gather_windows(blocks, before, after, axis):
-    """Joins blocks along one axis; outside the positions any block may stand.
-
-    It defines its gradient: TensorFlow's would scatter, although the readers of a block
-    are known.
-    """
-    shape = ops.shape(blocks)
-    leading, num_blocks, (slots, *rest) = shape[:axis], shape[axis], shape[axis + 1 :]
-    block, row = numbers(num_blocks)[:, None], math.prod((slots, *rest))
-    size, lib = before + 1 + after, library(num_blocks)
-    place = numbers(size)
-    read = lib.minimum(lib.maximum(block + place - before, 0), num_blocks - 1)
-    # Who reads a block at each place of its window. Blocks that nobody reads, before
-    # the first one or after the last one, have the gradient zero.
-    reader = block + before - place
-    outside = 0 if before else num_blocks * size - 1
-    is_read = lib.logical_and(reader >= 0, reader < num_blocks)
-    reader = lib.where(is_read, reader * size + place, outside)
-
-    @stated_gradient
-    def join(rows):
-        def gradient(upstream):
-            rows = ops.reshape(upstream, (*leading, num_blocks * size, row))
-            return ops.sum(ops.take(rows, reader, axis=axis), axis=axis + 1)
-
-        return ops.take(rows, read, axis=axis), gradient
-
-    # A block is one row, so few long rows are copied.
-    windows = join(ops.reshape(blocks, (*leading, num_blocks, row)))
-    return ops.reshape(windows, (*leading, num_blocks, size * slots, *rest))
 
 
 def put_back_blocks(blocks, length, axis):

@@ -261,9 +261,6 @@ class ExactClusterStridedHeads(_ExactClusters, TrainedClusterStridedHeads):
 class ExactLocalHeads(_Exact, TrainedLocalHeads):
     """`LocalHeads` as in the release."""
 
-    # Queries that see nothing attend to all slots of their windows.
-    reads_outside = True
-
 
 @register
 class ExactStridedHeads(_Exact, layers.StridedHeads):

@@ -1,9 +1,7 @@
 """Tests of cutting sequences into blocks."""
 
-import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support.positions import Positions
@@ -20,31 +18,6 @@ def test_blocks_hold_the_sequence_and_join_again():
     np.testing.assert_array_equal(as_array[:, :, 2, 2:], 0.0)
     joined = blocks.put_back_blocks(cut, 10, axis=2)
     np.testing.assert_array_equal(golden_cases.to_numpy(joined), x)
-
-
-@pytest.mark.parametrize("num_before, num_after", [(0, 0), (1, 0), (2, 1), (0, 3)])
-def test_windows_with_anything_outside_are_the_same_inside(num_before, num_after):
-    x = helpers.normal(2, 3, 4, 3, 5)
-    arguments = ((num_before,), (num_after,), 2)
-    is_inside = golden_cases.to_numpy(
-        blocks.memory_windows(np.ones_like(x), *arguments)
-    )
-    weights = is_inside * helpers.normal(*is_inside.shape, seed=1)
-
-    def gradients(zero_outside):
-        return golden_cases.gradients(
-            keras.layers.Lambda(
-                lambda x: blocks.memory_windows(x, *arguments, zero_outside)
-            ),
-            lambda windows, losses: ops.sum(ops.multiply(windows, weights)),
-            {"inputs": x},
-            wrt=["inputs"],
-        )
-
-    zeros, anything = gradients(True), gradients(False)
-    found = golden_cases.to_numpy(anything.outputs) * is_inside
-    np.testing.assert_array_equal(found, zeros.outputs)
-    golden_cases.assert_close(anything.inputs["inputs"], zeros.inputs["inputs"], 1e-6)
 
 
 def test_shift_right_equals_release():

@@ -13,7 +13,6 @@ from routing_tf.layers.caches import rows
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.routing.last_members import LastMembers
-from routing_tf.layers.routing.next_members import NextMembers
 from routing_tf.layers.routing.routed_tokens import Assignment
 from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.support import backends
@@ -349,7 +348,7 @@ class AboveThreshold(LastMembers):
         is_member, clusters = self._joined(tokens)
         joins = backends.one_hot(clusters, self.num_clusters, dtype="int32")
         joins = ops.sum(joins * ops.cast(is_member, "int32")[..., None], axis=3)
-        members = NextMembers(
+        members = rings.NextMembers(
             cache,
             joins,
             read,

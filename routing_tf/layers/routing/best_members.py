@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing import membership
 from routing_tf.layers.routing.prefixes import Prefixes
@@ -54,7 +55,7 @@ class BestMembers(Prefixes):
 
     def restart(self, cache):
         lists = {n: ops.full_like(cache[n], NO_TOKEN) for n in _lists(cache)}
-        return {**self._restarted(cache), **lists}
+        return {**pending_keys.forgotten(cache), **lists}
 
     def fill_cache(self, cache, tokens):
         cache, offered = self._offered(self.restart(cache), 0, tokens)

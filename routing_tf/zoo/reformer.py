@@ -177,16 +177,10 @@ class ReformerHeads(HashedHeads):
         squares = ops.sum(ops.square(key), axis=-1, keepdims=True)
         return query, key * ops.rsqrt(ops.maximum(squares, LEAST_SQUARE))
 
-    def normalized_query(self, query):
+    def normalized(self, query, key):
         # Unit keys are not normalised yet.
-        has_unit_keys = self.normalization == "unit_keys"
-        base = HeadGroup if has_unit_keys else HashedHeads
-        return base.normalized_query(self, query)
-
-    def normalized_key(self, key):
-        has_unit_keys = self.normalization == "unit_keys"
-        base = HeadGroup if has_unit_keys else HashedHeads
-        return base.normalized_key(self, key)
+        base = HeadGroup if self.normalization == "unit_keys" else HashedHeads
+        return base.normalized(self, query, key)
 
     def routed_tokens(self, inputs, rule, training=False):
         inputs = fold_inputs(inputs, self.num_heads, self.num_rounds)

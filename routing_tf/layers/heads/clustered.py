@@ -331,8 +331,8 @@ class ClusteredHeads(HeadGroup):
         assigned = self.assign(streams, masks, training, inputs.adds_losses)
         shares_vectors = query is key
         if self.qk_norm:
-            query, key = self.normalized_query(query), self.normalized_key(key)
-            shares_vectors = query is key
+            query, key = self.normalized(query, key)
+            shares_vectors = False
         if self.rotary_positions:
             query = self.rotated(query, inputs)
             key = query if shares_vectors else self.rotated(key, inputs)
@@ -348,15 +348,9 @@ class ClusteredHeads(HeadGroup):
             shares_clusters,
         )
 
-    def normalized_query(self, query):
-        if not self.qk_norm:
-            return query
-        return query * ops.cast(self.query_scale, query.dtype)
-
-    def normalized_key(self, key):
-        if not self.qk_norm:
-            return key
-        return key * ops.cast(self.key_scale, key.dtype)
+    def normalized(self, query, key):
+        given = (query, self.query_scale), (key, self.key_scale)
+        return [x * ops.cast(scale, x.dtype) for x, scale in given]
 
     def vectors(self, inputs):
         """Returns normalised queries and keys, `<float32>`; the same if they are."""

@@ -312,7 +312,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
             for x in (query, key, value)
         )
         if self.compares_inputs and self.qk_norm:
-            query, key = self.normalized_query(query), self.normalized_key(key)
+            query, key = self.normalized(query, key)
         if self.compares_inputs and self.rotary_positions:
             query, key = (self.rotated(x, inputs) for x in (query, key))
         inputs = dataclasses.replace(
@@ -326,27 +326,19 @@ class HeadGroup(Stepwise, ConfiguredLayer):
             return inputs
         return self.for_queries(inputs)
 
-    def normalized_query(self, query):
-        """Returns scaled queries as they are compared, not yet turned; None for None.
+    def normalized(self, query, key):
+        """Returns scaled queries, and keys, with `qk_norm`; not yet turned.
 
         Args:
             query: `<float>[batch, heads, length, key_dim]`, or None.
+            key: likewise.
         """
-        if query is None or not self.qk_norm:
-            return query
-        # Projections have already multiplied queries by it.
-        factor = query.shape[-1] ** -0.5
-        return root_mean_square.normalized(query, self.query_scale, factor)
-
-    def normalized_key(self, key):
-        """Returns keys as they are compared, not yet turned; None for None.
-
-        Args:
-            key: `<float>[batch, heads, length, key_dim]`, or None.
-        """
-        if key is None or not self.qk_norm:
-            return key
-        return root_mean_square.normalized(key, self.key_scale)
+        # Projections have already multiplied queries by the factor.
+        given = (query, self.query_scale, self.key_dim**-0.5), (key, self.key_scale)
+        return [
+            None if x is None else root_mean_square.normalized(x, *options)
+            for x, *options in given
+        ]
 
     def rotated(self, x, inputs):
         """Returns queries or keys as they are compared, turned by their positions.

@@ -52,24 +52,6 @@ class ClusterBlocks:
     Attributes:
         offset: slot at which a chunk's own tokens start among those that it reads, S -
             C.
-
-    Example:
-
-    ```python
-    import keras
-    import numpy as np
-    from keras import ops
-    from routing_tf.layers.routing.cluster_blocks import ClusterBlocks
-
-    clusters = np.array([[[1, 0, 1, 1]]], "int32")
-    tokens = np.array([[[[5.0], [6.0], [7.0], [8.0]]]], "float32")
-    if keras.backend.backend() == "tensorflow":
-        blocks = ClusterBlocks(clusters, 2, 2, block_size=2, chunk_size=1)
-        first, later, windows = blocks.arrange_and_read(tokens)
-        assert ops.convert_to_numpy(first[0, 0, 1]).tolist() == [[5.0], [7.0]]
-        assert ops.convert_to_numpy(later[0]).tolist() == [[8.0]]
-        assert ops.convert_to_numpy(windows[0]).tolist() == [[7.0], [8.0]]
-    ```
     """
 
     def __init__(

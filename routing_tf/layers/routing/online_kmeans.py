@@ -278,9 +278,8 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
                 one over all parts and all replicas of the batch (`sum_over_replicas`).
         """
         statistics = list(statistics)
-        found = (
-            [statistics.pop(), statistics.pop()] if self.clustering.revives else None
-        )
+        if self.clustering.revives:
+            *statistics, chosen, candidates = statistics
         counts, sums = statistics[0::2], statistics[1::2]
         if self.update_rule == "paper":
             self._move_as_in_the_paper(sums)
@@ -288,7 +287,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
             for count, total in zip(counts, sums, strict=True):
                 self._move_averages(count, total)
         if self.clustering.revives:
-            self._revive(*found)
+            self._revive(candidates, chosen)
         if self.balance_rate:
             self._balance(sum(counts))
 
@@ -394,13 +393,11 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         return super(OnlineKMeans, found).from_config(config)
 
     def compute_output_spec(self, tokens, *args, **kwargs):
-        def scores(tokens):
-            shape = (*tokens.shape[:-1], self.num_clusters)
-            return keras.KerasTensor(shape, dtype="float32")
-
-        if isinstance(tokens, (list, tuple)):
-            return tuple(scores(stream) for stream in tokens)
-        return scores(tokens)
+        single = not isinstance(tokens, (list, tuple))
+        shapes = [x.shape for x in ([tokens] if single else tokens)]
+        shapes = self.compute_output_shape(shapes)
+        scores = tuple(keras.KerasTensor(shape, dtype="float32") for shape in shapes)
+        return scores[0] if single else scores
 
     def compute_output_shape(self, tokens_shape):
         if isinstance(tokens_shape[0], (list, tuple)):

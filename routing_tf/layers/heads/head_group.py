@@ -18,7 +18,6 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import of_length
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import class_of_config
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
@@ -428,11 +427,6 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     def padding_mask(self, mask):
         """Returns the mask of padding that queries see, arranged in windows."""
         return mask
-
-    @classmethod
-    def from_config(cls, config):
-        found, config = class_of_config(cls, config)
-        return super(HeadGroup, found).from_config(config)
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])

@@ -16,7 +16,6 @@ from routing_tf.layers.support.replicas import num_replicas
 from routing_tf.layers.support.replicas import sum_of_earlier_replicas
 from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import class_of_config
 from routing_tf.layers.support.stated_gradients import stated_gradient
 from routing_tf.layers.support.validation import check_positive_integer
 
@@ -386,11 +385,6 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
 
     def get_config(self):
         return {**super().get_config(), **self.clustering.to_dict()}
-
-    @classmethod
-    def from_config(cls, config):
-        found, config = class_of_config(cls, config)
-        return super(OnlineKMeans, found).from_config(config)
 
     def compute_output_spec(self, tokens, *args, **kwargs):
         single = not isinstance(tokens, (list, tuple))

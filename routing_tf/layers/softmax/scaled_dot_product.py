@@ -23,7 +23,6 @@ from routing_tf.layers.support.masks import mask_as_bias
 from routing_tf.layers.support.masks import sees_some
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import class_of_config
 from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_number
@@ -390,11 +389,6 @@ class ScaledDotProduct(ConfiguredLayer):
     def _pad_to(self, sums, size):
         extra = size - self.value_dim
         return ops.pad(sums, [(0, 0)] * (len(sums.shape) - 1) + [(0, extra)])
-
-    @classmethod
-    def from_config(cls, config):
-        found, config = class_of_config(cls, config)
-        return super(ScaledDotProduct, found).from_config(config)
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])

@@ -21,6 +21,11 @@ class ConfiguredLayer(keras.layers.Layer):
         arguments = {name: _serialized(getattr(self, name)) for name in names}
         return {**super().get_config(), **arguments}
 
+    @classmethod
+    def from_config(cls, config):
+        cls, config = _class_of_config(cls, config)
+        return super().from_config(config)
+
 
 @functools.cache
 def _arguments(cls):
@@ -83,7 +88,7 @@ def class_of_the_zoo(name):
     return getattr(importlib.import_module("routing_tf.zoo"), name)
 
 
-def class_of_config(cls, config):
+def _class_of_config(cls, config):
     """Returns the class of a saved config, and the config that it takes.
 
     Configs of earlier versions name flaws of the original release. Layers with flaws

@@ -55,16 +55,14 @@ def check_axes(name, x):
 
 def check_by_position(key, others):
     """Refuses masks that are passed by position, as older versions allowed."""
-    if others or getattr(key, "dtype", None) is not None and _is_boolean(key):
+    dtype = getattr(key, "dtype", None)
+    is_mask = dtype is not None and keras.backend.standardize_dtype(dtype) == "bool"
+    if others or is_mask:
         raise ValueError(
             "`query_mask`, `value_mask` and all arguments after `key` must be passed "
             "by name. Received: a mask or more than three arguments by position. Pass "
             "`attention(query, value, query_mask=..., value_mask=...)`"
         )
-
-
-def _is_boolean(x):
-    return keras.backend.standardize_dtype(x.dtype) == "bool"
 
 
 def check_key(query, value, key):

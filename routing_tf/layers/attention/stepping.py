@@ -328,23 +328,20 @@ def _in_segment(attention, masks, cache, index):
     ids = ops.where(is_padding, segment["id"], ids)
     start = ops.where(restarts, index, segment["start"])
     end = ops.where(is_padding, segment["end"], index + 1)
+
+    def chosen(new, old):
+        rows = ops.reshape(restarts, (-1, *[1] * (len(old.shape) - 1)))
+        return ops.where(rows, new, old)
+
+    groups = zip(attention.head_groups, cache["tokens"], strict=True)
     caches = [
-        keras.tree.map_structure(
-            lambda new, old: ops.where(_rows_like(restarts, old), new, old),
-            group.restart_cache(own),
-            own,
-        )
-        for group, own in zip(attention.head_groups, cache["tokens"], strict=True)
+        keras.tree.map_structure(chosen, group.restart_cache(own), own)
+        for group, own in groups
     ]
     cache = {"tokens": caches, "segment": {"id": ids, "start": start, "end": end}}
     numbers = ops.zeros_like(ids)[:, None, None]
     starts = (start - index)[:, None, None]
     return cache, Segments(numbers, numbers, starts, starts)
-
-
-def _rows_like(x, other):
-    """Gives `[batch]` as many axes as another tensor has."""
-    return ops.reshape(x, (-1, *[1] * (len(other.shape) - 1)))
 
 
 def _refuse_segments_of_memory(segment_ids):

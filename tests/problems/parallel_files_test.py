@@ -1,12 +1,10 @@
 """Tests of pairs of texts from files of one's own."""
 
-import gzip
 import os
 
 import pytest
 
 from routing_tf import problems
-from routing_tf.files.splits import SPLITS
 from routing_tf.tokenizers import ByteTokenizer
 
 
@@ -115,18 +113,6 @@ def test_a_file_that_is_left_out_moves_no_partner(files, tmp_path):
     assert pairs(problem, "train") == 2 * expected(range(1, 91)) + others
 
 
-def test_gzip(files):
-    plain = get(files)
-    for path in files.values():
-        with open(path, "rb") as file:
-            content = file.read()
-        with gzip.open(f"{path}.gz", "wb") as file:
-            file.write(content)
-    packed = get({side: f"{path}.gz" for side, path in files.items()})
-    for split in SPLITS:
-        assert pairs(packed, split) == pairs(plain, split)
-
-
 def test_pairs_with_an_empty_side_are_left_out(tmp_path, caplog):
     files = {
         "source_files": write(tmp_path / "a", ["1", "", "3", " ", "5"]),
@@ -154,11 +140,6 @@ class TestFilesThatDoNotFit:
     def test_a_missing_file(self, files):
         with pytest.raises(ValueError, match="`target_files` must name.*'nowhere'"):
             get({**files, "target_files": "nowhere"}).prepare()
-
-    def test_a_file_that_is_no_text(self, files, tmp_path):
-        (tmp_path / "a.de").write_bytes(b"-1\n-2\n\xff\n")
-        with pytest.raises(ValueError, match="a.de', line 3 must be valid UTF-8"):
-            get(files).prepare()
 
     def test_too_few_lines_to_hold_some_out(self, tmp_path):
         files = {

@@ -602,36 +602,13 @@ class TestPythonSource:
         assert own_files.split_of_file("abc.py") == "train"
 
 
-class TestSubwords:
-    @pytest.fixture
-    def vocabulary(self, tmp_path):
-        tokens = SubwordTokenizer.build_vocabulary(
-            ["one fish two fish", "red fish blue fish"], vocabulary_size=64
-        )
-        path = tmp_path / "vocab.subwords"
-        SubwordTokenizer(tokens).save_vocabulary(path)
-        return str(path)
-
-    def test_ids_are_subwords_and_end_ids(self, tmp_path, vocabulary):
-        text_of = ["one fish\n", "two red fish; blue", "", "red "]
-        files = [
-            write(tmp_path, f"{i}.txt", (line * 20).encode())
-            for i, line in enumerate(text_of)
-        ]
-        problem = problems.get(
-            "text_files",
-            files=files[:2],
-            validation_files=files[1:3],
-            test_files=files[3],
-            vocabulary=vocabulary,
-            sequence_length=8,
-        )
-        assert problem.metric_name == "bits per subword"
-        assert problem.vocabulary_size == problem.tokenizer.vocabulary_size()
-        for split, texts in (("train", text_of[:1]), ("test", text_of[3:])):
-            expected = []
-            for line in texts:
-                ids = problem.tokenizer.tokenize(line * 20).numpy().tolist()
-                expected += [*ids, 1]
-            assert problem.ids(split).tolist() == expected
-        assert "train 141 subwords" in problem.describe()
+def test_ids_of_subwords_and_end_ids(tmp_path):
+    path, line = tmp_path / "vocab.subwords", "one fish; blue\n"
+    tokens = SubwordTokenizer.build_vocabulary(["one fish two fish; blue"], 64)
+    SubwordTokenizer(tokens).save_vocabulary(path)
+    problem = text_files(tmp_path, line.encode() * 20, vocabulary=str(path))
+    assert problem.metric_name == "bits per subword"
+    assert problem.vocabulary_size == problem.tokenizer.vocabulary_size()
+    ids = problem.tokenizer.tokenize(line * 18).numpy().tolist()
+    assert problem.ids("train").tolist() == [*ids, 1]
+    assert f"train {len(ids)} subwords" in problem.describe()

@@ -89,12 +89,6 @@ class TestWords:
             assert problem.metric(1.5, split) == pytest.approx(expected)
         assert problem.metric(1e6, "test") == math.inf
 
-    def test_held_out_windows_hold_every_word_once(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir, sequence_length=5)
-        rows = rows_of(problem, "test")
-        assert sum(rows, []) == words_of(problem, problem.ids("test"))
-        assert {len(row) for row in rows[:-1]} == {5}
-
     def test_raw_release(self, tmp_path):
         raw_dir = write(tmp_path / "raw", FILES, "raw")
         problem = get(tmp_path, raw_dir)

@@ -191,23 +191,12 @@ class TestFiles:
         assert "wiki.train.tokens" in message
         assert "'wikitext-2/wiki.train.raw'" in message
 
-    @pytest.mark.parametrize(
-        "content, place, rule",
-        [
-            (b"", "", "must not be empty"),
-            (b" \n \n", "", "must not be empty"),
-            (FIRST.encode() + b"\xff\n", ", line 10", "must be valid UTF-8"),
-            (FIRST.encode() + b"a\0\n", ", line 10", "NUL"),
-            (b"<!DOCTYPE html><html>\n", "", "a web page"),
-        ],
-    )
-    def test_damaged_files_and_a_second_attempt(self, raw, data, content, place, rule):
+    def test_a_damaged_file_and_a_second_attempt(self, raw, data):
         write(raw, "wiki.train.tokens", FIRST)
-        path = write(raw, "wiki.test.tokens", content)
+        path = write(raw, "wiki.test.tokens", FIRST.encode() + b"\xff\n")
         builder = make(data)
         message = refusal(builder, raw)
-        assert message.startswith(f"The file {str(path)!r}{place} ")
-        assert rule in message
+        assert message.startswith(f"The file {str(path)!r}, line 10 must be valid UTF")
         write(raw, "wiki.test.tokens", SECOND)
         builders.prepare(builder, raw)
         assert read(builder, "train") == [FIRST]

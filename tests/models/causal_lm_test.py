@@ -10,7 +10,6 @@ from routing_tf import models
 from routing_tf import tokenizers
 from tests import golden_cases
 from tests import tracing
-from tests.layers import helpers
 from tests.models import small_models
 
 ON_JAX = keras.backend.backend() == "jax"
@@ -70,29 +69,6 @@ def test_no_prompt_has_no_continuation(prompts, greedy):
     assert lm.generate(prompts, max_length=8) == []
     batches = tf.data.Dataset.from_tensor_slices(tf.constant([], tf.string)).batch(2)
     assert lm.generate(batches, max_length=8) == []
-
-
-@helpers.further_on_jax
-def test_losses_are_those_of_the_clustering():
-    lm = small_models.language_model()
-    kmeans = small_models.kmeans_layers(lm)
-    assert len(kmeans) == 2
-    assert lm.losses == []
-    for seed, training in ((0, False), (1, True), (2, False)):
-        lm(small_models.inputs(seed=seed), training=training)
-        losses = [float(loss) for loss in lm.losses]
-        own = [float(loss) for layer in kmeans for loss in layer.losses]
-        assert len(losses) == 2
-        assert sorted(losses) == sorted(own)
-        assert min(losses) > 1e-3
-    # They are new in each call: the same inputs give them again.
-    lm(small_models.inputs(seed=2), training=False)
-    assert [float(loss) for loss in lm.losses] == losses
-
-
-def test_local_heads_have_no_losses():
-    lm = small_models.language_model(num_layers=1, num_routed_heads=0)
-    assert logits_and_losses(lm, small_models.inputs())[1] == []
 
 
 @pytest.fixture(scope="module")

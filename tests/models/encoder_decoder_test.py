@@ -13,16 +13,6 @@ from tests.models.small_seq2seq import LENGTH
 from tests.models.small_seq2seq import LOCAL
 
 INPUTS = small_seq2seq.inputs()
-TINY = {
-    "vocabulary_size": 31,
-    "num_encoder_layers": 1,
-    "num_layers": 1,
-    "hidden_dim": 16,
-    "embedding_dim": 8,
-    "intermediate_dim": 12,
-    "key_dim": 2,
-    "value_dim": 2,
-}
 
 
 def backbone(seed=0, **changes):
@@ -288,25 +278,9 @@ def test_low_precision():
     assert hidden.dtype.name == "bfloat16"
 
 
-def test_presets():
-    presets = models.RoutingTransformerEncoderDecoder.presets
-    assert list(presets) == models.preset_names("seq2seq")
-    assert "translate_local_cluster512" in presets
-    model = models.RoutingTransformerEncoderDecoder.from_preset(
-        "translate_local_cluster512", dtype="float32", name="mine", **TINY
-    )
-    assert model.name == "mine"
-    settings = models.preset_hyperparameters("translate_local_cluster512")
-    assert model.hyperparameters == settings.replace(**TINY)
-    assert output(model, INPUTS).shape == (2, LENGTH, 16)
-
-
-def test_refusals(tmp_path):
+def test_refusals():
     cls = models.RoutingTransformerEncoderDecoder
     with pytest.raises(ValueError, match="'seq2seq'. .*num_encoder_layers=0"):
         cls(small_models.hyperparameters())
     with pytest.raises(ValueError, match="'text'. .*num_encoder_layers=1"):
         models.RoutingTransformer(small_seq2seq.hyperparameters())
-    cls(small_seq2seq.hyperparameters(**LOCAL)).save_to_preset(str(tmp_path))
-    with pytest.raises(ValueError, match="num_layers"):
-        cls.from_preset(str(tmp_path), num_layers=3)

@@ -11,7 +11,6 @@ from tests import golden_cases
 from tests.models import release_test
 from tests.models import small_models
 from tests.models import small_seq2seq
-from tests.models.small_seq2seq import LENGTH
 from tests.models.small_seq2seq import LOCAL
 from tests.models.small_seq2seq import language_model
 
@@ -45,25 +44,6 @@ def preprocessor(encoder_sequence_length=12, decoder_sequence_length=BUFFER):
         encoder_sequence_length=encoder_sequence_length,
         decoder_sequence_length=decoder_sequence_length,
     )
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, pytest.param({"embedding_dim": 6}, marks=small_models.FURTHER)]
-)
-def test_logits_and_losses(changes):
-    lm = language_model(**changes)
-    assert isinstance(lm, keras_hub.models.Seq2SeqLM)
-    assert lm.hyperparameters is lm.backbone.hyperparameters
-    # Self-attention of encoder and decoder, and attention between them.
-    assert len(small_models.kmeans_layers(lm)) == 3
-    for training in (False, True):
-        logits, losses = logits_and_losses(lm, INPUTS, training=training)
-        assert logits.shape == (2, LENGTH, VOCABULARY_SIZE)
-        assert logits.dtype == np.float32
-        assert np.isfinite(logits).all()
-        assert len(losses) == 3
-        assert min(losses) > 1e-3
-    assert (lm.output_projection is None) == (not changes)
 
 
 def test_every_weight_has_a_gradient():
@@ -108,10 +88,6 @@ def test_round_trip_through_a_preset_folder(tmp_path):
         assert copy.preprocessor.encoder_sequence_length == 12
         assert copy.preprocessor.decoder_sequence_length == 9
         small_models.assert_equal(small_models.arrays(copy.variables), values)
-    with pytest.raises(ValueError, match="cannot be changed.*num_layers"):
-        models.RoutingTransformerSeq2SeqLM.from_preset(
-            str(tmp_path / "preset"), num_layers=3
-        )
 
 
 def test_the_preprocessor_makes_inputs_targets_and_weights():

@@ -140,10 +140,6 @@ class TestMnist:
         builder.download_and_prepare(download_config=config)
         check_images(get("mnist", tmp_path), "test", range(6))
 
-    def test_data_that_is_not_prepared(self, tmp_path):
-        with pytest.raises(ValueError, match="datagen --problem=mnist"):
-            get("mnist", tmp_path).prepare()
-
 
 def test_cifar10(tmp_path, raw, monkeypatch):
     write_cifar10(raw)

@@ -157,13 +157,6 @@ class TestEvaluation:
         again = problem.dataset("test", batch_size=2, repeat=True).take(8)
         np.testing.assert_array_equal(collect(again)[1], np.concatenate([every] * 2))
 
-    def test_a_split_may_be_shorter_than_a_window(self, tmp_path):
-        problem = text_files(tmp_path, random_bytes(400), sequence_length=100)
-        problem.prepare()
-        _, targets, weights = collect(problem.dataset("validation", 2))
-        assert weights.sum() == 21
-        np.testing.assert_array_equal(targets[weights == 1], problem.ids("validation"))
-
 
 class TestResume:
     """A run that goes on at a step sees what it would have seen."""

@@ -1,6 +1,5 @@
 import functools
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -245,19 +244,9 @@ def test_a_run_on_pairs_of_texts(tmp_path, run):
     config = run_config.RunConfig.load(tmp_path)
     assert config.hyperparameters.vocabulary_size == 258
     assert config.problem_options == {}
-    checkpoint = checkpoints.paths(tmp_path)[-1]
-    lm = loading.load_language_model(checkpoint)
+    lm = loading.load_language_model(tmp_path)
     assert lm.preprocessor.encoder_sequence_length == SIZES["input_length"]
     assert lm.preprocessor.decoder_sequence_length == SIZES["sequence_length"]
-    out = run(
-        f"--model_dir={tmp_path / 'next'}",
-        f"--init_checkpoint={checkpoint}",
-        "--train_steps=1",
-        "--sample_bytes=0",
-        *PAIRS,
-    )
-    assert f"step 0: held-out perplexity per token {value:.4f}" in out
-    assert "---" not in out
 
 
 @pytest.mark.parametrize(
@@ -312,22 +301,17 @@ def test_one_training_in_a_folder(finished, refused):
     [
         ("--tpu=x --strategy=mirrored", "`--tpu` needs the strategy 'tpu'"),
         ("--hparams=hidden=3", "hidden_dim"),
-        ("--hparams=hidden_dim=wide", "hidden_dim='wide'"),
         ("--hparams=vocabulary_size=300", "that of the problem"),
         ("--hparams_set=small", "python_small"),
-        ("--problem=enwik", "python_source"),
-        ("--problem_option=length", "must be name=value. Received: 'length'"),
         ("--problem_option=length=3", "sequence_length"),
-        ("--files=nowhere/*.txt", "must name existing files"),
         ("--init_checkpoint=nowhere", "a preset directory"),
     ],
 )
 def test_mistakes_are_one_line_on_stderr(
     argument, message, tmp_path, arguments, refused
 ):
-    options = [] if argument.startswith("--problem=") else arguments
     model_dir = f"--model_dir={tmp_path / 'new'}"
-    assert message in refused(train, model_dir, *options, *argument.split())
+    assert message in refused(train, model_dir, *arguments, *argument.split())
     assert not (tmp_path / "new" / "run.json").exists()
 
 
@@ -335,19 +319,6 @@ def test_stray_arguments_are_refused(tmp_path, run_command):
     argv = ["train", "model_dir=x"]
     _, _, err = run_command(train, f"--model_dir={tmp_path}", argv=argv)
     assert "['model_dir=x']" in err
-
-
-def test_files_are_absolute(tmp_path, text_file, monkeypatch):
-    folder, name = os.path.split(text_file)
-    monkeypatch.chdir(folder)
-    config = configure(
-        f"--model_dir={tmp_path}",
-        "--hparams_set=byte_tiny",
-        f"--files={name}",
-        "--problem_option=sequence_length=16",
-    )
-    assert config.problem == "text_files"
-    assert config.problem_options == {"files": text_file, "sequence_length": "16"}
 
 
 @pytest.mark.thorough

@@ -13,9 +13,7 @@ from routing_tf import models
 from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import training
-from routing_tf.files.splits import SPLITS
 from routing_tf.models.release import conversion
-from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training import engines
@@ -192,15 +190,6 @@ class TestTrainer:
             step = entry.pop("step")
             for name, value in entry.items():
                 assert found[step, name] == pytest.approx(value, rel=1e-5)
-
-    def test_the_last_three_checkpoints_and_the_best_are_kept(self, finished):
-        names = [path.name for path in checkpoints.paths(finished.model_dir)]
-        assert names == ["step-12", "step-18", "step-20"]
-        folder = finished.model_dir / "checkpoints"
-        others = {"checkpoint", "best"}
-        assert {path.stem for path in folder.iterdir()} == {*names, *others}
-        (best,) = checkpoints.paths(finished.model_dir, "best")
-        assert best.name == "step-20"
 
     def test_the_model_of_a_run_is_loaded(self, finished):
         for source in (
@@ -443,20 +432,6 @@ class TestPairs:
         assert evaluation.batch_size_of(tiny(), problem) == expected
 
 
-class DistinctTokens(problems.Problem):
-    """Windows without repeated tokens, whose routing scores would be tied."""
-
-    vocabulary_size = 258
-
-    def load(self):
-        ids = np.tile(np.random.default_rng(0).permutation(256) + 2, 4)
-        return dict.fromkeys(SPLITS, ids)
-
-
-def checkpoint_files(trainer):
-    return list((trainer.model_dir / "checkpoints").rglob("step-*"))
-
-
 class TestInitCheckpoint:
     def test_weights_alone_are_taken(self, finished, configure, tmp_path):
         preset = tmp_path / "preset"
@@ -499,30 +474,6 @@ class TestEvaluate:
         assert result.nats == pytest.approx(total, rel=1e-5)
         assert result.nats_per_token == pytest.approx(total / count, rel=1e-5)
         assert result.bits == pytest.approx(total / count / np.log(2), rel=1e-5)
-
-    def test_prefixes_equal_cut_sequences(self):
-        problem = DistinctTokens(sequence_length=LENGTH)
-        # With one layer nothing but routing changes when a prefix grows.
-        lm = training.build_model(tiny(), problem)
-        for variable in lm.trainable_variables:
-            value = np.random.default_rng(1).normal(size=variable.shape)
-            variable.assign(0.5 * value)
-        dataset = problem.dataset("test", 1, num_examples=1)
-        inputs, targets, _ = next(dataset.as_numpy_iterator())
-        nats = TokenScorer(lm, "prefix").score(inputs, targets)[0]
-        ends = [1, 2, 17, LENGTH]
-        expected = [
-            nats_of(
-                lm,
-                {name: array[:, :end] for name, array in inputs.items()},
-                targets[:, :end],
-            )[0, -1]
-            for end in ends
-        ]
-        np.testing.assert_allclose(nats[np.array(ends) - 1], expected, rtol=1e-5)
-        # The test would be empty if later tokens did not count.
-        full = TokenScorer(lm, "full").score(inputs, targets)[0]
-        assert abs(full - nats).sum() > 1e-3
 
     def test_report_tells_the_figures_apart(self, finished):
         problem, result = finished.problem, finished.result
@@ -574,37 +525,41 @@ class TestWeightDecay:
         assert all(v.regularizer is None for v in lm.trainable_variables)
 
 
+COSINE = {"gradient_clip_norm": 2.0, "warmup_steps": 5, "adam_beta_2": 0.9}
+NOAM = {"learning_rate_schedule": "noam", "learning_rate": 0.2, "warmup_steps": 8}
+
+
 class TestOptimizer:
-    def test_adafactor_with_the_release_schedule(self):
-        h = models.preset_hyperparameters("enwik8_local_cluster8k")
-        optimizer = training.make_optimizer(h)
+    @pytest.mark.parametrize(
+        "h, train_steps, rates",
+        [
+            (
+                models.preset_hyperparameters("enwik8_local_cluster8k"),
+                None,
+                {0: 0.01, 40000: 0.005},
+            ),
+            (tiny(**COSINE), 105, {5: 0.02, 55: 0.01, 105: 0.0}),
+            # A run may end within the warm-up.
+            (tiny(warmup_steps=100), 10, {10: 0.02 / 10}),
+            (tiny(**NOAM), None, {7: 5000 * 0.2 * 0.002 * 16**-0.5 * 8**-0.5}),
+        ],
+        ids=["release", "cosine", "warm-up", "noam"],
+    )
+    def test_rates(self, h, train_steps, rates):
+        schedule = training.make_schedule(h, train_steps)
+        for step, rate in rates.items():
+            assert float(schedule(step)) == pytest.approx(rate, abs=1e-9)
+
+    def test_settings(self):
+        release = models.preset_hyperparameters("enwik8_local_cluster8k")
+        optimizer = training.make_optimizer(release)
         assert isinstance(optimizer, optimizers.Adafactor)
         assert optimizer.global_clipnorm is None
-        schedule = training.make_schedule(h)
-        assert float(schedule(0)) == pytest.approx(0.01)
-        assert float(schedule(40000)) == pytest.approx(0.005)
-
-    def test_adam_with_cosine_decay(self):
-        h = tiny(gradient_clip_norm=2.0, warmup_steps=5, adam_beta_2=0.9)
+        h = tiny(**COSINE)
         optimizer = training.make_optimizer(h)
-        assert optimizer.get_config()["beta_1"] == h.adam_beta_1
-        assert optimizer.get_config()["beta_2"] == 0.9
-        assert optimizer.get_config()["epsilon"] == h.adam_epsilon
         assert optimizer.global_clipnorm == 2.0
-        schedule = training.make_schedule(h, train_steps=105)
-        assert float(schedule(5)) == pytest.approx(h.learning_rate)
-        assert float(schedule(55)) == pytest.approx(h.learning_rate / 2)
-        assert float(schedule(105)) == pytest.approx(0.0, abs=1e-9)
-
-    def test_a_run_may_end_within_the_warm_up(self):
-        schedule = training.make_schedule(tiny(warmup_steps=100), train_steps=10)
-        assert float(schedule(10)) == pytest.approx(0.02 / 10)
-
-    def test_noam(self):
-        h = tiny(learning_rate_schedule="noam", learning_rate=0.2, warmup_steps=8)
-        schedule = training.make_schedule(h)
-        expected = 5000 * 0.2 * 0.002 * 16**-0.5 * 8**-0.5
-        assert float(schedule(7)) == pytest.approx(expected)
+        for name in ("beta_1", "beta_2", "epsilon"):
+            assert optimizer.get_config()[name] == getattr(h, f"adam_{name}")
 
 
 class TestRunConfig:

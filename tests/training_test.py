@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -23,6 +22,7 @@ from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from routing_tf.training.engines.step import Report
 from tests import golden_cases
+from tests import runs
 from tests import small_problems as small_problems
 from tests.small_problems import interrupted
 from tests.small_problems import press
@@ -34,21 +34,11 @@ LENGTH = 32
 
 def tiny(**changes):
     small = {
-        "num_layers": 1,
-        "hidden_dim": 16,
-        "intermediate_dim": 16,
-        "num_local_heads": 1,
+        **models.hyperparameters.parse_overrides(runs.HPARAMS),
         "num_routed_heads": 1,
         "num_clusters": 3,
         "routing": "expert_choice",
-        "attention_window": 8,
-        "local_block_length": 8,
-        "local_relative_positions": False,
-        "routed_relative_positions": False,
-        "max_sequence_length": LENGTH,
-        "batch_tokens": 4 * LENGTH,
         "learning_rate": 0.02,
-        "warmup_steps": 2,
         "train_steps": 6,
     }
     return models.preset_hyperparameters("byte_tiny").replace(**{**small, **changes})
@@ -94,17 +84,12 @@ def state(trainer):
     return [np.asarray(variable) for variable in variables]
 
 
-def read_metrics(model_dir):
-    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def assert_same_end(one, other):
     """Asserts that two runs of four steps have the same losses and variables."""
     for value, expected in zip(state(one), state(other), strict=True):
         np.testing.assert_array_equal(value, expected)
     losses = [
-        [entry["loss"] for entry in read_metrics(trainer.model_dir) if "loss" in entry]
+        [entry["loss"] for entry in runs.metrics(trainer.model_dir, "loss")]
         for trainer in (one, other)
     ]
     assert len(losses[0]) == 4
@@ -149,13 +134,12 @@ def stand_in(config, problem, model_dir, bad_steps=(), happens=None, **options):
 
 
 def steps_with(key, model_dir):
-    return [entry["step"] for entry in read_metrics(model_dir) if key in entry]
+    return [entry["step"] for entry in runs.metrics(model_dir, key)]
 
 
 class TestTrainer:
     def test_the_loss_falls(self, finished):
-        entries = read_metrics(finished.model_dir)
-        steps = [entry for entry in entries if "loss" in entry]
+        steps = runs.metrics(finished.model_dir, "loss")
         assert [entry["step"] for entry in steps] == [5, 10, 15, 20]
         assert steps[-1]["loss"] < 0.8 * steps[0]["loss"]
         schedule = training.make_schedule(finished.config.hyperparameters)
@@ -172,9 +156,9 @@ class TestTrainer:
         assert 0 <= last[f"{tag}/entropy"] <= 1 + 1e-9
 
     def test_held_out_text_is_scored_on_the_way(self, finished):
-        entries = read_metrics(finished.model_dir)
         key = "held_out_bits_per_byte"
-        scores = {entry["step"]: entry[key] for entry in entries if key in entry}
+        entries = runs.metrics(finished.model_dir, key)
+        scores = {entry["step"]: entry[key] for entry in entries}
         assert list(scores) == [0, 10, 20]
         assert scores[20] == finished.result.bits
         assert scores[20] < scores[10] < scores[0]
@@ -186,7 +170,7 @@ class TestTrainer:
             event = tf.compat.v1.Event.FromString(raw)
             for value in event.summary.value:
                 found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
-        for entry in read_metrics(finished.model_dir):
+        for entry in runs.metrics(finished.model_dir):
             step = entry.pop("step")
             for name, value in entry.items():
                 assert found[step, name] == pytest.approx(value, rel=1e-5)

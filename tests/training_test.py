@@ -532,7 +532,7 @@ class TestOptimizer:
     def test_rates(self, h, train_steps, rates):
         schedule = training.make_schedule(h, train_steps)
         for step, rate in rates.items():
-            assert float(schedule(step)) == pytest.approx(rate, abs=1e-9)
+            assert float(schedule(step)) == pytest.approx(rate, rel=1e-6, abs=1e-9)
 
     def test_settings(self):
         release = models.preset_hyperparameters("enwik8_local_cluster8k")

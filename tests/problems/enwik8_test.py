@@ -94,6 +94,16 @@ def test_ids_may_be_larger_than_bytes(tmp_path):
     assert problem.ids("train")[3] == 70000
 
 
+def test_a_missing_file_is_an_error_when_it_is_asked_for(tmp_path, integers):
+    raw_dir, lines = integers
+    (raw_dir / "train.txt").unlink()
+    problem = get(tmp_path, raw_dir, train_split="validation", eval_split="test")
+    problem.prepare()
+    assert problem.num_tokens("test") == sum(map(len, lines["test"]))
+    with pytest.raises(ValueError, match="'train' of enwik8 is not prepared.*datagen"):
+        problem.prepare("train")
+
+
 def test_lengths_in_names(tmp_path, original):
     for name, length in (("enwik8_length8k", 8192), ("enwik8_length12k", 12288)):
         assert problems.get(name).sequence_length == length

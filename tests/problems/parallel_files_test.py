@@ -1,5 +1,6 @@
 """Tests of pairs of texts from files of one's own."""
 
+import gzip
 import os
 
 import pytest
@@ -9,7 +10,8 @@ from routing_tf.tokenizers import ByteTokenizer
 
 
 def write(path, lines):
-    path.write_text("".join(f"{line}\n" for line in lines))
+    content = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     return str(path)
 
 
@@ -49,8 +51,8 @@ def test_the_last_lines_are_held_out(files):
 
 def test_files_of_each_split(files, tmp_path):
     named = {
-        "validation_source_files": write(tmp_path / "v.en", [500, 600]),
-        "validation_target_files": write(tmp_path / "v.de", [-500, -600]),
+        "validation_source_files": write(tmp_path / "v.en.gz", [500, 600]),
+        "validation_target_files": write(tmp_path / "v.de.gz", [-500, -600]),
     }
     problem = get(files, **named)
     assert pairs(problem, "validation") == expected([500, 600])

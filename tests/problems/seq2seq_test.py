@@ -79,6 +79,13 @@ class TestBatches:
         batches = numbers(Numbers().dataset("validation", batch_size=3))
         assert batches == [[0, 1, 2], [3, 4, -1]]
 
+    def test_epochs_hold_each_pair_once_in_another_order(self):
+        first, second = numbers(Numbers().dataset("train", batch_size=23).take(2))
+        assert sorted(first) == sorted(second) == list(range(23))
+        assert first != second != sorted(second)
+        other = numbers(Numbers().dataset("train", 23, seed=1).take(1))[0]
+        assert other != first
+
 
 def test_packed_pairs():
     """Each pair comes once and in order, in rows that the next one would overfill."""

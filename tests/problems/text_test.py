@@ -604,4 +604,4 @@ def test_ids_of_subwords_and_end_ids(tmp_path):
     assert problem.vocabulary_size == problem.tokenizer.vocabulary_size()
     ids = problem.tokenizer.tokenize(line * 18).numpy().tolist()
     assert problem.ids("train").tolist() == [*ids, 1]
-    assert f"train {len(ids)} subwords" in problem.describe()
+    assert f"train {len(ids) + 1} subwords" in problem.describe()

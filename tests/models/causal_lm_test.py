@@ -261,13 +261,6 @@ def test_greedy_generation_is_that_of_prefixes_alone(greedy):
     assert len(set(chosen)) > 2
 
 
-@small_models.FURTHER
-def test_a_prompt_is_continued_alike_alone_and_in_a_batch(greedy):
-    lm, x, token_ids = greedy
-    alone, _ = generate(lm, {name: value[1:] for name, value in x.items()})
-    np.testing.assert_array_equal(alone[0], token_ids[1])
-
-
 def test_generation_stops(greedy):
     lm, x, token_ids = greedy
     generated = ~x["padding_mask"]

@@ -62,16 +62,6 @@ def test_keys_are_shifted_in_the_self_attention_of_decoders_alone(routing):
     assert set(shifts["encoder"]) == set(shifts["cross"]) == {0}
 
 
-def test_output():
-    changes = {"feed_forward": "none", "norm_position": "post", "embedding_dim": 6}
-    model = backbone(**changes)
-    assert tuple(model.output.shape) == (None, None, 16)
-    hidden = output(model, small_seq2seq.inputs((40, 11, 1), (24, 5, 1)))
-    assert hidden.shape == (3, LENGTH, 16)
-    assert hidden.dtype == np.float32
-    assert np.isfinite(hidden).all()
-
-
 @pytest.mark.parametrize(
     "position", ["pre", pytest.param("post", marks=small_models.FURTHER)]
 )
@@ -88,20 +78,6 @@ def test_both_stacks_end_with_a_normalization(position):
     for hidden in (small_models.array(memory), output(model, INPUTS)):
         np.testing.assert_allclose(hidden.mean(-1), 0.0, atol=1e-5)
         np.testing.assert_allclose(hidden.std(-1), 1.0, atol=1e-3)
-
-
-@small_models.FURTHER
-def test_without_its_padding_a_row_gives_the_same():
-    # One block of the decoder sees the whole memory, however long it is.
-    model = backbone(local_block_length=LENGTH, local_flange_blocks=2)
-    x = small_seq2seq.inputs((40, 26), (24, 20))
-    alone = {
-        name: value[1:, : 26 if name.startswith("encoder") else 20]
-        for name, value in x.items()
-    }
-    np.testing.assert_allclose(
-        output(model, x)[1:, :20], output(model, alone), atol=1e-5
-    )
 
 
 @pytest.mark.parametrize(
@@ -232,22 +208,6 @@ def test_longer_targets_are_cut_and_inputs_are_not():
         for name, value in INPUTS.items()
     }
     np.testing.assert_array_equal(output(cut, INPUTS), output(whole, first))
-
-
-def test_encoder_blocks_see_both_sides_and_have_keys_of_their_own():
-    settings = small_seq2seq.hyperparameters(num_encoder_layers=2)
-    model = models.RoutingTransformerEncoderDecoder(settings)
-    for block in model.encoder_blocks:
-        assert not block.use_causal_mask
-        assert block.cross_attention is None
-        assert not block.attention.head_groups[0].share_query_key
-    for block in model.blocks:
-        assert block.use_causal_mask
-        assert block.attention.head_groups[0].share_query_key
-        routed, local = block.cross_attention.head_groups
-        assert not routed.share_query_key
-        for group in (routed, local):
-            assert group.max_relative_position is None
 
 
 @pytest.mark.parametrize(

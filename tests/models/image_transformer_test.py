@@ -145,20 +145,6 @@ def test_images_alone_will_do():
     )
 
 
-def test_channels_have_tables_of_their_own():
-    model = image_model()
-    table = model.embedding.channel_embedding.embeddings
-    assert tuple(table.shape) == (33, 16)
-    images = np.zeros((1, 4, 4, 3), "int32")
-    before = logits_of(model, {"images": images})
-    values = keras.ops.convert_to_numpy(table).copy()
-    values[22:, 0] += 3.0  # those of the third channel
-    table.assign(values)
-    after = logits_of(model, {"images": images})
-    changed = np.abs(after - before).reshape(48, -1).max(axis=-1) > 1e-6
-    assert not changed[:2].any() and changed[2:].all()
-
-
 @pytest.mark.usefixtures("compiled")  # many steps of one small function
 class TestGenerate:
     greedy = keras_hub.samplers.GreedySampler()

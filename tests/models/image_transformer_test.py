@@ -165,7 +165,9 @@ class TestGenerate:
             here = places == place
             np.testing.assert_array_equal(logits.argmax(-1)[:, here], images[:, here])
 
-    @LAYOUTS
+    @pytest.mark.parametrize(
+        "layout", [{}, pytest.param(RECTANGLES, marks=small_models.FURTHER)]
+    )
     def test_given_rows_stay(self, layout):
         model = image_model(**layout)
         given = random_images()

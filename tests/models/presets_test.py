@@ -260,7 +260,6 @@ def test_presets_of_bytes_take_texts_and_ids():
     ids = lm.evaluate(x, y, sample_weight=weights, verbose=0)
     np.testing.assert_allclose(ids, texts, rtol=1e-6)
     lm.fit(["abc"] * 4, verbose=0)
-    lm.fit(x, y, sample_weight=weights, verbose=0)
     # Ids come and go as ids, with the tokenizer's end id as the only stop.
     ids = {
         "token_ids": np.array([[0, 101, 102, 0, 0, 0]]),

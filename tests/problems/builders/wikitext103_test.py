@@ -15,17 +15,10 @@ FIRST = " \n = Anchor = \n \n Of iron . \n \n = = Use = = \n \n At sea . \n \n"
 SECOND = " = Bell = \n \n It rings . \n \n"
 
 
-class TokensTest(tfds.testing.DatasetBuilderTestCase):
+class BuilderTest(tfds.testing.DatasetBuilderTestCase):
     DATASET_CLASS = builders.Wikitext103
     BUILDER_CONFIG_NAMES_TO_TEST = ["tokens"]
     EXAMPLE_DIR = DUMMY_DATA / "wikitext103_tokens"
-    SPLITS = {"train": 3, "validation": 1, "test": 2}
-
-
-class RawTest(tfds.testing.DatasetBuilderTestCase):
-    DATASET_CLASS = builders.Wikitext103
-    BUILDER_CONFIG_NAMES_TO_TEST = ["raw"]
-    EXAMPLE_DIR = DUMMY_DATA / "wikitext103_raw"
     SPLITS = {"train": 3, "validation": 1, "test": 2}
 
 

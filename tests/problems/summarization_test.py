@@ -57,12 +57,3 @@ def test_pairs(name, tmp_path, raw):
         assert found == {
             (article(name, n), abstract(name, n)) for n in range(SIZES[file])
         }
-
-
-@pytest.mark.thorough
-def test_vocabulary(tmp_path, raw):
-    problem = get("pubmed", tmp_path, raw, vocabulary="subwords")
-    assert (tmp_path / "data" / "vocab.pubmed.32768.subwords").exists()
-    assert len(problem.pair("test", 0)[1]) < 12
-    text = problem.tokenizer.detokenize(problem.pair("test", 0)[1])
-    assert text in [abstract("pubmed", n) for n in range(2)]

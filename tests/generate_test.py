@@ -192,6 +192,14 @@ def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run, run_comma
     assert "1 tokens in" in err
 
 
+def test_a_text_ends_at_the_end_id_unless_told_otherwise(ending_model, run_command):
+    options = [f"--model_dir={ending_model}", GREEDY, "--prompt=a", "--max_length=4"]
+    for more, expected, number in (([], "a\n", 1), (["--nostop_at_end"], "a\n\n", 2)):
+        _, out, err = run_command(generate, *options, *more)
+        assert out == expected
+        assert f"{number} tokens in" in err
+
+
 @pytest.mark.parametrize(
     "handler, prompt, out, last",
     [

@@ -1,11 +1,10 @@
 """Tests of cutting sequences into blocks."""
 
-import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.positions import Positions
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -21,31 +20,6 @@ def test_blocks_hold_the_sequence_and_join_again():
     np.testing.assert_array_equal(golden_cases.to_numpy(joined), x)
 
 
-@pytest.mark.parametrize("num_before, num_after", [(0, 0), (1, 0), (2, 1), (0, 3)])
-def test_windows_with_anything_outside_are_the_same_inside(num_before, num_after):
-    x = helpers.normal(2, 3, 4, 3, 5)
-    arguments = ((num_before,), (num_after,), 2)
-    is_inside = golden_cases.to_numpy(
-        blocks.memory_windows(np.ones_like(x), *arguments)
-    )
-    weights = is_inside * helpers.normal(*is_inside.shape, seed=1)
-
-    def gradients(zero_outside):
-        return golden_cases.gradients(
-            keras.layers.Lambda(
-                lambda x: blocks.memory_windows(x, *arguments, zero_outside)
-            ),
-            lambda windows, losses: ops.sum(ops.multiply(windows, weights)),
-            {"inputs": x},
-            wrt=["inputs"],
-        )
-
-    zeros, anything = gradients(True), gradients(False)
-    found = golden_cases.to_numpy(anything.outputs) * is_inside
-    np.testing.assert_array_equal(found, zeros.outputs)
-    golden_cases.assert_close(anything.inputs["inputs"], zeros.inputs["inputs"], 1e-6)
-
-
 def test_shift_right_equals_release():
     case = golden_cases.load("pieces/right_shift_blockwise_1d.npz")
     for source, expected in (("in/x", "out/float"), ("in/ids", "out/ids")):
@@ -58,7 +32,7 @@ def test_shift_right_equals_release():
 
 def test_shift_right_on_two_axes_equals_release():
     case = golden_cases.load("pieces/right_shift_blockwise_2d.npz")
-    order = blocks.BlockedOrder((8, 6), tuple(case.config["block_shape"]))
+    order = Positions((8, 6), tuple(case.config["block_shape"]))
     for source, expected in (("in/x", "out/float"), ("in/ids", "out/ids")):
         x = case[source]
         sequence = order.arrange(x.reshape(2, 48, -1), axis=1)
@@ -69,7 +43,7 @@ def test_shift_right_on_two_axes_equals_release():
 
 def test_blocked_order_goes_block_by_block_and_row_by_row():
     rows, columns = np.divmod(np.arange(7 * 5), 5)
-    order = blocks.BlockedOrder(lengths=(7, 5), block_shape=(2, 3))
+    order = Positions(lengths=(7, 5), block_shape=(2, 3))
     assert order.grid == (4, 2) and order.length == 48 and order.is_padded
     ids = np.arange(1, 36)[None, :, None]
     sequence = golden_cases.to_numpy(order.arrange(ids, axis=1))[0, :, 0]
@@ -84,7 +58,7 @@ def test_blocked_order_goes_block_by_block_and_row_by_row():
     "lengths, shape", [((7,), (3,)), ((7, 5), (2, 3)), ((2, 3), (4, 4)), ((4,), (4,))]
 )
 def test_restore_undoes_arrange(lengths, shape):
-    order = blocks.BlockedOrder(lengths, shape)
+    order = Positions(lengths, shape)
     size = np.prod(lengths)
     for x, axis in ((helpers.normal(2, 3, size, 4), 2), (np.ones((2, size)) > 0, 1)):
         arranged = order.arrange(x, axis=axis)
@@ -99,7 +73,7 @@ def test_restore_undoes_arrange(lengths, shape):
 
 def blocked(lengths, shape, x):
     """A golden input `(batch, *lengths, dim)` in blocked order, and the order."""
-    order = blocks.BlockedOrder(lengths, shape)
+    order = Positions(lengths, shape)
     flat = x.reshape(len(x), -1, x.shape[-1])
     return order, order.arrange(flat, axis=1)
 

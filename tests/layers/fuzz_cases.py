@@ -1,14 +1,11 @@
 """Random settings and inputs of `RoutingAttention` and `MixedAttention`.
 
-A `Case` is plain data: its `repr` makes it again. About a quarter of the cases have one
-thing wrong, and name the arguments that the error may blame.
+A `Case` is plain data: its `repr` makes it again.
 """
 
 import dataclasses
 
 from hypothesis import strategies as st
-
-nan, inf = float("nan"), float("inf")
 
 CLUSTERED = ("RoutedHeads", "ClusterStridedHeads", "HashedHeads", "RandomHeads")
 BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
@@ -29,12 +26,11 @@ MASKS = (
 
 @dataclasses.dataclass
 class Case:
-    """A layer, what it is called with, and what is wrong with it.
+    """A layer, and what it is called with.
 
     `options` are arguments of the layer, those of `RoutingAttention` without `groups`,
     which are else pairs of a kind and its arguments. `masks` are styles by the names of
-    arguments; `content` says what the numbers of `magnitude` are like. Of the names in
-    `blames` the error must contain one; a case that works has none.
+    arguments; `content` says what the numbers of `magnitude` are like.
     """
 
     options: dict
@@ -47,25 +43,11 @@ class Case:
     magnitude: float = 1.0
     seed: int = 0
     compiled: bool = False
-    blames: tuple = ()
-
-    @property
-    def is_valid(self):
-        """Whether the call must work."""
-        return not self.blames
 
 
 def cases():
     """Returns the strategy that draws a `Case`."""
-    return _cases()
-
-
-@st.composite
-def _cases(draw):
-    case = draw(st.one_of(_mixed(), _mixed(), _mixed(), _routing()))
-    if draw(st.integers(0, 99)) < 27:
-        draw(_mistake(case))
-    return case
+    return st.one_of(_mixed(), _mixed(), _mixed(), _routing())
 
 
 def _pick(*values):
@@ -347,240 +329,3 @@ def _add_memory_blocks(draw, case, rectangle):
         ]
         if fitting:
             options["memory_block_shape"] = (draw(st.sampled_from(fitting)),)
-
-
-SIZES = (0, -1, 1.5, 2.0, "3", None, True, nan, [4])
-OPTIONAL_SIZES = tuple(size for size in SIZES if size is not None)
-INITIALIZERS = ("nope", 3.5)
-SEEDS = (-1, 1.5, "a", None, True)
-# What some heads have no meaning for.
-NO_DISTANCES, NO_SHIFT = {"max_relative_position": (4,)}, {"key_shift": (1,)}
-NO_BIAS, NO_DROPOUT = {"token_bias_weight": ("fixed",)}, {"dropout": (0.5, -0.1, "0.1")}
-KEY_SHIFTS = (2, -1, 0.5, 1.0, "1", None, True, nan, [1])
-GROUP = {
-    "num_heads": SIZES,
-    "dropout": (-0.1, 1, 1.0, "0.1", None, nan, True, [0.1]),
-    "max_relative_position": OPTIONAL_SIZES,
-    "token_bias_weight": ("free", 1.0, True),
-    "embeddings_initializer": INITIALIZERS,
-    "relative_key_initializer": INITIALIZERS,
-    "key_shift": KEY_SHIFTS,
-    "entmax_alpha": (1, 1.0, 0.5, 2.5, "free", True, nan, [1.5]),
-    "rotary_positions": ("yes", None, 2),
-    "rotary_wavelength": (0, -1.5, "a", None, True, nan, float("inf")),
-    "logit_soft_cap": (0, -1.5, "a", True, nan, float("inf")),
-    "qk_norm": ("yes", None, 2),
-}
-BLOCKS = (0, -3, (), (2, 0), (1.5,), "ab", "4", None, (2, 2, 2), (True,), nan)
-OPTIONAL_BLOCKS = tuple(block for block in BLOCKS if block is not None)
-CLUSTERS = {
-    "attention_window": SIZES,
-    "exploring_queries": (-1, 1.5, None, True),
-    "query_cluster": ("value", None, 1),
-}
-CENTROIDS = {
-    **CLUSTERS,
-    "num_clusters": SIZES,
-    "decay": (-0.1, 1.5, nan, "0.9", None, [0.5]),
-    "commitment_weight": (-1.0, "1", None, nan, [1.0]),
-    "update_rule": ("sgd", None, 3),
-    "revive_after": (0, -1, 1.5, "1", True),
-    "centroid_initialization": ("zeros", None, 3),
-    "prefix_block_size": OPTIONAL_SIZES,
-}
-WRONG = {
-    "FullHeads": {},
-    "FeatureMapHeads": {
-        "feature_map": ("relu", None, 1),
-        **dict.fromkeys(("num_features", "chunk_length"), SIZES),
-        "seed": SEEDS,
-        **{**NO_DISTANCES, **NO_DROPOUT},
-    },
-    "ClusteredQueryHeads": {
-        "num_clusters": SIZES,
-        "num_keys": OPTIONAL_SIZES,
-        "num_bits": SIZES,
-        "num_iterations": SIZES,
-        "seed": SEEDS,
-        **{**NO_DISTANCES, **NO_SHIFT},
-    },
-    "CompressedHeads": {
-        "compression": ("sum", None, 1),
-        "ratio": SIZES,
-        "attention_window": OPTIONAL_SIZES,
-        "kernel_initializer": INITIALIZERS,
-        **{**NO_SHIFT, **NO_BIAS},
-    },
-    "LongShortHeads": {
-        "attention_window": SIZES,
-        "segment_length": OPTIONAL_SIZES,
-        "num_landmarks": SIZES,
-        "projection_initializer": INITIALIZERS,
-        **NO_SHIFT,
-    },
-    "InducedHeads": {
-        "num_points": SIZES,
-        "kernel_initializer": INITIALIZERS,
-        **{**NO_DISTANCES, **NO_SHIFT},
-    },
-    "LunaHeads": {
-        "num_packed": SIZES,
-        "packing_initializer": INITIALIZERS,
-        "chunk_length": SIZES,
-        **{**NO_DISTANCES, **NO_SHIFT},
-    },
-    "LinformerHeads": {
-        "max_length": SIZES,
-        "num_projected": SIZES,
-        "sharing": ("keys", True, 1),
-        "projection_initializer": INITIALIZERS,
-        **{**{**NO_DISTANCES, **NO_SHIFT}, **NO_BIAS},
-    },
-    "LocalHeads": {
-        "block_shape": BLOCKS,
-        "flange_blocks": (-1, 1.5, "1", None, (1, 1, 1), True, (-1,)),
-        "memory_block_shape": OPTIONAL_BLOCKS,
-        "dilation": SIZES,
-    },
-    "NystromHeads": {
-        "num_landmarks": SIZES,
-        "num_iterations": SIZES,
-        "convolution_size": (*OPTIONAL_SIZES, 2),
-        **{**{**NO_DISTANCES, **NO_SHIFT}, **NO_BIAS},
-        **NO_DROPOUT,
-    },
-    "SinkhornHeads": {
-        "block_length": SIZES,
-        "num_iterations": SIZES,
-        "temperature": (0, -1.0, "1", None, True, nan, inf),
-        "gumbel_noise": ("yes", None, 2),
-        **{**{**NO_DISTANCES, **NO_SHIFT}, **NO_BIAS},
-    },
-    "StridedHeads": {"block_shape": BLOCKS},
-    "SynthesizerHeads": {
-        "kind": ("fixed", None, 1),
-        "max_length": SIZES,
-        "rank": OPTIONAL_SIZES,
-        "logits_initializer": INITIALIZERS,
-        **{**NO_DISTANCES, **NO_SHIFT},
-    },
-    "BlockPairHeads": {
-        "num_blocks": SIZES,
-        "permutations": ([(0, 1)], [(0, 1), (1, 1)], [(0, 1), (0, 2)], "ab", 3, [0, 1]),
-        "seed": SEEDS,
-        **NO_SHIFT,
-    },
-    "BlockTopKHeads": {
-        "block_length": SIZES,
-        "num_blocks": SIZES,
-        "mix": ("mean", None, 1),
-    },
-    "FixedHeads": {
-        "block_shape": BLOCKS,
-        "num_summary_columns": (*SIZES, 1000),
-        "arrangement": ("alternating", None, 1),
-        "distinct_summaries": ("yes", None, 2),
-        **NO_DISTANCES,
-    },
-    "GlobalHeads": {
-        "global_positions": ((), (0, -1), (1.5,), (0, 0), "0", None, 5, (True,), nan),
-        "attention_window": OPTIONAL_SIZES,
-        "num_learned_tokens": (-1, 1.5, "1", None, True, nan),
-    },
-    "AxialHeads": {
-        "axis": (2, -1, "0", True, 1.0, nan, (0, 1)),
-        "width": OPTIONAL_SIZES,
-    },
-    "RandomBlockHeads": {
-        "block_length": SIZES,
-        "num_random_blocks": SIZES,
-        "seed": SEEDS,
-    },
-    "NativeSparseHeads": {
-        **dict.fromkeys(
-            (
-                "compression_length",
-                "compression_stride",
-                "block_length",
-                "num_blocks",
-                "num_local_blocks",
-                "attention_window",
-            ),
-            SIZES,
-        ),
-        "num_initial_blocks": (-1, 1.5, "1", None, True),
-        "compression_dim": OPTIONAL_SIZES,
-        "kernel_initializer": INITIALIZERS,
-    },
-    "SlidingHeads": {"radius": SIZES[1:], "is_strided": ("yes", None, 2)},
-    "RoutedHeads": {
-        "max_clusters_per_token": SIZES,
-        "threshold_decay": (1, -0.1, 1.5, "0.1", None, nan),
-        **CENTROIDS,
-        "routing": ("experts", 3, True),
-        "routing_scope": ("half", None, 3),
-    },
-    "ClusterStridedHeads": CENTROIDS,
-    "HashedHeads": {
-        **CLUSTERS,
-        "num_buckets": (*SIZES, 1),
-        "hash": ("minhash", None, 1),
-        "num_rounds": SIZES,
-        "normalization": ("batch", None, 1),
-        "attends_to_self": ("yes", None, 2),
-    },
-    "RandomHeads": {
-        **CLUSTERS,
-        "num_clusters": SIZES,
-        "seed": SEEDS,
-    },
-}
-LAYER = {
-    "key_dim": SIZES,
-    "value_dim": OPTIONAL_SIZES,
-    "output_dim": OPTIONAL_SIZES,
-    "kernel_initializer": INITIALIZERS,
-}
-WRONG_MIXED = {
-    **LAYER,
-    "block_shape": OPTIONAL_BLOCKS,
-    # Names stand for objects, see `fuzzing.build`.
-    "head_groups": ([], None, 5, "routed", [5], [None], "one group", "twice", "Dense"),
-}
-WRONG_ROUTING = {
-    **LAYER,
-    "num_heads": SIZES,
-    "num_clusters": SIZES,
-    "attention_window": SIZES,
-    "num_local_heads": (-1, 4, 1.5, "1", None, True, nan),
-    "local_block_size": OPTIONAL_SIZES,
-    "routing": ("experts", 3, True),
-    "routing_scope": ("half", None, 3),
-    "prefix_block_size": OPTIONAL_SIZES,
-    "max_relative_position": OPTIONAL_SIZES,
-    "dropout": GROUP["dropout"],
-    "key_shift": KEY_SHIFTS,
-    "rotary_positions": GROUP["rotary_positions"],
-}
-
-
-@st.composite
-def _mistake(draw, case):
-    """Makes one thing wrong with a case that works."""
-    if case.groups is not None and _chance(draw, 80):
-        kind, options = draw(st.sampled_from(case.groups))
-        _set_wrong(draw, case, options, {**GROUP, **WRONG[kind]})
-    elif case.groups is not None:
-        _set_wrong(draw, case, case.options, WRONG_MIXED)
-    else:
-        if case.options["num_local_heads"] == case.options["num_heads"]:
-            case.options["num_local_heads"] = 0  # all arguments have a meaning
-        _set_wrong(draw, case, case.options, WRONG_ROUTING)
-
-
-def _set_wrong(draw, case, options, table):
-    name = draw(st.sampled_from(sorted(table)))
-    options[name] = draw(st.sampled_from(table[name]))
-    case.blames = (name,)
-    if name == "update_rule":
-        options.pop("ema", None)

@@ -148,16 +148,3 @@ def test_equals_another_implementation(name):
     )
 
     golden_cases.assert_close(output, golden[name] - golden["to_out.bias"], 1e-5)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_relative_position": 3}, "there is no window. Received: .*=3"),
-        ({"key_shift": 1}, "`key_shift` must be 0: .*several tokens"),
-        ({"token_bias_weight": "fixed"}, "`token_bias_weight` must be None: .*'fixed'"),
-    ],
-)
-def test_refuses_what_has_no_meaning(options, message):
-    with pytest.raises(ValueError, match=message):
-        zoo.CompressedHeads(HEADS, **options)

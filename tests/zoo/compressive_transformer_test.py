@@ -231,13 +231,8 @@ def continued(length, **state):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: built(segment_length=0), "`segment_length` must be a positive"),
         (lambda: built(memory_length=6), "`memory_length` must be a multiple"),
         (lambda: built(compression_rate=3), "must be a multiple of `compression_rate`"),
-        (lambda: built(compressed_length=0), "`compressed_length` must be a positive"),
-        (lambda: built(same_length=True), "`same_length` must be False"),
-        (lambda: built("mean"), "`compression` must be one of 'convolution'"),
-        (lambda: built(reconstruction_weight=-1), "`reconstruction_weight` must be"),
         (lambda: built().make_state(1, 6), "`memory_length` must be a multiple"),
         (lambda: built().make_state(1, 4, 0), "`compressed_length` must be a positive"),
         (lambda: continued(6), "must be whole segments, or a part"),

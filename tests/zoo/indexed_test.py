@@ -225,26 +225,6 @@ def test_trains_with_less_memory_alike():
         golden_cases.assert_close(actual, expected, 1e-5)
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("num_selected", 0),
-        ("num_indexer_heads", 1.5),
-        ("indexer_dim", -1),
-        ("warm_up_steps", -1),
-        ("indexer_loss_weight", -0.5),
-        ("indexer_rotary_dim", 3),
-        ("indexer_rotary_dim", 34),
-        ("gather_length", 0),
-        ("kernel_initializer", "no such"),
-        ("entmax_alpha", 1.5),
-    ],
-)
-def test_refuses_wrong_arguments(name, value):
-    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
-        zoo.IndexedHeads(2, **{name: value})
-
-
 def test_refuses_calls_without_features():
     x = helpers.normal(1, 2, 6, 4)
     with pytest.raises(ValueError, match="`features` must be given"):

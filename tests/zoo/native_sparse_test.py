@@ -210,10 +210,6 @@ def test_refused():
         built_group(compression_length=8)
     with pytest.raises(ValueError, match="always seen.*num_blocks=2, num_initial"):
         built_group(num_blocks=2)
-    with pytest.raises(ValueError, match="token_bias_weight.*logit for many"):
-        built_group(token_bias_weight="fixed")
-    with pytest.raises(ValueError, match="`key_shift` must be 0: .*key_shift=1"):
-        built_group(key_shift=1)
     group, arrays = built_group(), tokens()
     for options, message in (
         ({}, "causal mask.*use_causal_mask=False"),

@@ -162,13 +162,7 @@ def test_blocks_hand_their_padding_on():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"num_heads": 0}, "`num_heads` must be a positive integer"),
-        ({"num_keys": 2.0}, "`num_keys` must be a positive integer"),
         ({"top_k": 200}, "`top_k` must be at most `num_keys`"),
-        ({"key_dim": 7}, "`key_dim` must be even"),
-        ({"value_dim": -1}, "`value_dim` must be a positive integer"),
-        ({"query_norm": "group"}, "`query_norm` must be one of 'layer', 'batch', None"),
-        ({"input_dropout": 1}, "`input_dropout` must be a rate"),
     ],
 )
 def test_refuses(options, message):

@@ -336,12 +336,6 @@ def test_is_adapted_and_quantized():
     "options, message",
     [
         ({"num_modules": 3}, "`num_modules` must divide.*num_modules=3, 2 heads"),
-        ({"num_modules": 0}, "`num_modules` must be a positive integer"),
-        ({"module_kernel_size": 4}, "`module_kernel_size` must be odd"),
-        ({"length_kernel_size": 0}, "`length_kernel_size` must be a positive"),
-        ({"value_dim": 5}, "`value_dim` must be None or 4.*Received: value_dim=5"),
-        ({"num_key_value_heads": 1}, "`num_key_value_heads` must be None or 2"),
-        ({"use_output_projection": 3}, "`use_output_projection` must be one of"),
         (
             {"use_output_projection": False, "output_dim": 6},
             "an output of 6. Set `use_output_projection=True`",

@@ -105,9 +105,6 @@ def test_half_precision():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: zoo.TokenLearner(0), "`num_tokens` must be a positive integer"),
-        (lambda: zoo.TokenLearner(normalization="mean"), "`normalization` must be one"),
-        (lambda: zoo.TokenLearner(dropout=1), "`dropout` must be a rate"),
         (lambda: learner()(np.ones((2, 3, 4, DIM))), "must have the shape"),
         (
             lambda: zoo.TokenFuser().build((None, None, DIM), (None, None, DIM)),

@@ -292,9 +292,6 @@ def test_attention_beside_the_memory_may_depend_on_places():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: built(0), "`memory_length` must be a positive integer"),
-        (lambda: built(segment_length=0), "`segment_length` must be a positive"),
-        (lambda: built(same_length=2), "`same_length` must be one of False, True"),
         (lambda: built(side_attention="full"), "must be a `MixedAttention` or"),
         (lambda: built().make_state(0), "`batch_size` must be a positive integer"),
         (lambda: built().make_state(1, 2.0), "`memory_length` must be a positive"),

@@ -224,13 +224,6 @@ def test_survives_saving(tmp_path):
     helpers.assert_survives_saving(layer, tmp_path, sequence(), sequence(1))
 
 
-def test_refuses_wrong_arguments():
-    attention = layers.MixedAttention([layers.FullHeads(1)], key_dim=6)
-    for name, received in (("norm_position", "mid"), ("dropout", 2)):
-        with pytest.raises(ValueError, match=f"Received: {name}={received!r}"):
-            layers.TransformerBlock(attention, None, **{name: received})
-    for steps in ("none", "dax"):
-        with pytest.raises(ValueError, match=f"`steps`.*Received: steps='{steps}'"):
-            layers.SublayerSteps(steps)
+def test_steps_that_add_need_a_residual():
     with pytest.raises(ValueError, match="residual=None with steps='dan'"):
         layers.SublayerSteps("dan")(sequence())

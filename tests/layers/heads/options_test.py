@@ -202,38 +202,3 @@ def test_settings_and_saving(tmp_path):
     assert {name: getattr(again, name) for name in options} == options
     assert [g.logit_soft_cap for g in again.head_groups] == [1.5] * 2
     assert all(g.qk_norm and g.rotary_positions for g in again.head_groups)
-
-
-# Their weights are no softmax of products of queries and keys.
-REFUSING = ("ClusteredQuery", "Compressed", "FeatureMap", "Induced", "LongShort")
-REFUSING += ("Luna", "NativeSparse", "Nystrom", "Synthesizer")
-
-
-@pytest.mark.parametrize("kind", REFUSING)
-def test_refused_without_one_softmax_of_products(kind):
-    make = cases.SMALL[f"{kind}Heads"]
-    for options, rule in (
-        ({"logit_soft_cap": 3}, "`logit_soft_cap` must be None"),
-        ({"qk_norm": True}, "`qk_norm` must be False"),
-    ):
-        for call in (make, functools.partial(layers.MixedAttention, [make()], DIM)):
-            with pytest.raises(ValueError, match=f"{rule} for {kind}Heads"):
-                call(**options)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        layers.ScaledDotProduct,
-        functools.partial(layers.MixedAttention, [layers.FullHeads(2)], DIM),
-        functools.partial(layers.RoutingAttention, 2, DIM, 3, 4),
-    ],
-)
-def test_layers_refuse_other_values(make):
-    message = "`logit_soft_cap` must be a positive number. Received: logit_soft_cap="
-    for cap in (0, -1.5, "a", True, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=message):
-            make(logit_soft_cap=cap)
-    if make is not layers.ScaledDotProduct:
-        with pytest.raises(ValueError, match="`qk_norm` must be one of False, True"):
-            make(qk_norm="yes")

@@ -1,8 +1,9 @@
 """Each kind of heads against plain NumPy, in named cases; `fuzz_test` draws others."""
 
+import collections
+
 import pytest
 
-from routing_tf import layers
 from tests.layers import fuzz_cases
 from tests.layers import fuzzing
 
@@ -488,42 +489,6 @@ assert CASES.keys() >= FEW
     ],
 )
 def test_equals_plain_numpy(name):
-    counts = fuzzing.Counts()
+    counts = collections.Counter()
     fuzzing.check(CASES[name], counts)
-    assert counts["valid, rows compared"] == BATCH
-
-
-NUMBERS = {
-    "CompressedHeads": {"attention_window": 4},
-    "LinformerHeads": {"max_length": 8},
-    "LocalHeads": {"block_shape": (4,)},
-    "StridedHeads": {"block_shape": (4,)},
-    "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},
-    "GlobalHeads": {"global_positions": (1, 0)},
-    "AxialHeads": {"axis": 0},
-    "BlockTopKHeads": {"block_length": 4, "num_blocks": 2},
-    "SlidingHeads": {"radius": 4},
-    "RoutedHeads": {"num_clusters": 2, "attention_window": 4},
-    "ClusterStridedHeads": {"num_clusters": 2, "attention_window": 4},
-    "HashedHeads": {"num_buckets": 4, "attention_window": 4},
-    "RandomHeads": {"num_clusters": 2, "attention_window": 4},
-}
-# All their arguments have defaults.
-DEFAULTS = ("Full", "FeatureMap", "ClusteredQuery", "LongShort", "Induced", "Luna")
-DEFAULTS += ("Nystrom", "Synthesizer", "RandomBlock", "NativeSparse", "BlockPair")
-DEFAULTS += ("Sinkhorn",)
-NUMBERS |= {f"{kind}Heads": {} for kind in DEFAULTS}
-
-
-@pytest.mark.parametrize("kind", NUMBERS)
-def test_refuses_wrong_arguments(kind):
-    make, options = getattr(layers, kind), {"num_heads": 2, **NUMBERS[kind]}
-    make(**options)
-    wrong = {**fuzz_cases.GROUP, **fuzz_cases.WRONG[kind]}
-    for name, values in wrong.items():
-        for value in values:
-            with pytest.raises(ValueError) as error:
-                make(**{**options, name: value})
-            received = -1 if value == (-1,) else value  # the entry that is wrong
-            assert f"`{name}`" in str(error.value)
-            assert f"Received: {name}={received!r}" in str(error.value)
+    assert counts["rows compared"] == BATCH

@@ -89,16 +89,14 @@ def test_local_heads_decode_as_in_the_release(name):
     tokens = in_order(case, case["in/query_antecedent"])
     lengths = tuple(case.config["length"])
     cache = layer.make_cache(len(tokens), lengths if len(lengths) > 1 else lengths[0])
-    step = helpers.compiled(
-        lambda x, cache, index: layer(x, cache=cache, cache_index=index), None
-    )
-    steps = []
-    for index in range(tokens.shape[1]):
-        output, cache = step(tokens[:, index : index + 1], cache, np.int32(index))
-        steps.append(output[:, 0])
-    golden_cases.assert_close(np.stack(steps, axis=1), case["out/steps"], TOLERANCE)
+
+    def step(x, cache, index):
+        return layer(x, cache=cache, cache_index=index)
+
+    steps, _ = helpers.in_pieces(step, [1] * tokens.shape[1], (tokens,), cache)
+    golden_cases.assert_close(steps, case["out/steps"], TOLERANCE)
     whole = in_order(case, case["out/full_forward_output"])
-    golden_cases.assert_close(np.stack(steps, axis=1), whole, TOLERANCE)
+    golden_cases.assert_close(steps, whole, TOLERANCE)
 
 
 @pytest.mark.parametrize(

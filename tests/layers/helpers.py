@@ -46,6 +46,22 @@ def built(group, dim=6, value_dim=None, is_random=True):
     return group
 
 
+def attention(*groups, key_dim=4, dim=8, axes=1, memory_dim=None, **options):
+    """Returns an attention layer for any lengths, with random weights."""
+    options = {"kernel_initializer": "zeros", **options}
+    layer = layers.MixedAttention(groups, key_dim, **options)
+    unknown = [None] * (1 + axes)
+    layer.build((*unknown, dim), memory_dim and (*unknown, memory_dim))
+    randomize(layer)
+    return layer
+
+
+def assign(layer, **values):
+    """Gives weights of a layer values, by the names of its attributes."""
+    for name, value in values.items():
+        getattr(layer, name).assign(value)
+
+
 def tail_mask(length, *lengths):
     """Returns a mask with a row for each of `lengths`, True for that many tokens."""
     return np.arange(length)[None] < np.array(lengths)[:, None]
@@ -416,6 +432,25 @@ def assert_survives_saving(layer, folder, *arrays, has_outputs=True, **options):
     if has_outputs and keras.backend.backend() != "jax":
         outputs = [golden_cases.run(m, list(arrays))[0] for m in (model, loaded)]
         np.testing.assert_array_equal(*outputs)
+
+
+def in_pieces(call, sizes, arrays, state):
+    """Hands on sequences in pieces of these sizes, with the state of the last call.
+
+    `call` takes the pieces, the state and where they start, and returns an output and
+    the next state. Returns all outputs and the last state.
+    """
+    first = compiled(lambda *arguments: call(*arguments, 0), jit_compile=None)
+    later, outputs, start = compiled(call, jit_compile=None), [], 0
+    for size in sizes:
+        pieces = [x[:, start : start + size] for x in arrays]
+        if start == 0:
+            output, state = first(*pieces, state)
+        else:
+            output, state = later(*pieces, state, np.int32(start))
+        outputs.append(output)
+        start += size
+    return np.concatenate(outputs, axis=1), state
 
 
 def assert_steps_read_a_memory(attention, dim):

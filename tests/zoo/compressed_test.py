@@ -5,7 +5,6 @@ import functools
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -121,27 +120,20 @@ def test_equals_another_implementation(name):
     golden = golden_cases.load("peers/compressed.npz")
     kernel = golden["compress_fn.conv.weight"]
     dim, key_dim, ratio = kernel.shape
-    attention = layers.MixedAttention(
-        [zoo.CompressedHeads(dim // key_dim, ratio=ratio)],
-        key_dim,
-        kernel_initializer="zeros",
-    )
-    attention.build((None, None, dim))
+    group = zoo.CompressedHeads(dim // key_dim, ratio=ratio)
+    attention = helpers.attention(group, key_dim=key_dim, dim=dim)
     query, key, value = np.split(golden["to_qkv.weight"].T, 3, axis=1)
     # It divides by the square root of all numbers, not of those of a head.
-    for part, weight in (
-        ("query", query * np.sqrt(key_dim / dim)),
-        ("key", key),
-        ("value", value),
-        ("output", golden["to_out.weight"].T),
-    ):
-        getattr(attention, f"{part}_kernel").assign(weight)
-    (group,) = attention.head_groups
+    query = query * np.sqrt(key_dim / dim)
+    kernels = {"query_kernel": query, "key_kernel": key, "value_kernel": value}
+    helpers.assign(attention, **kernels, output_kernel=golden["to_out.weight"].T)
     for part in ("key", "value"):
-        null = golden[f"null_{part[0]}"].reshape(-1, 1, key_dim)
-        getattr(group, f"null_{part}").assign(null)
-        getattr(group, f"{part}_kernel").assign(kernel.transpose(2, 1, 0))
-        getattr(group, f"{part}_bias").assign(golden["compress_fn.conv.bias"])
+        weights = {
+            f"null_{part}": golden[f"null_{part[0]}"].reshape(-1, 1, key_dim),
+            f"{part}_kernel": kernel.transpose(2, 1, 0),
+            f"{part}_bias": golden["compress_fn.conv.bias"],
+        }
+        helpers.assign(group, **weights)
 
     output, _ = golden_cases.run(
         attention, golden["input"], use_causal_mask=name == "causal"

@@ -160,16 +160,13 @@ def test_steps_equal_the_whole(top_k):
     x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
     real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 2)
     expected, _ = golden_cases.run(layer, x, mask=real)
-    step = helpers.compiled(
-        lambda x, real, cache: layer(x, mask=real, cache=cache), jit_compile=None
-    )
-    cache, outputs, index = layer.make_cache(BATCH), [], 0
-    for size in (5, 1, 1, 3, 2):
-        piece = slice(index, index + size)
-        output, cache = step(x[:, piece], real[:, piece], cache)
-        outputs.append(output)
-        index += size
-    golden_cases.assert_close(np.concatenate(outputs, axis=1), expected, 1e-6)
+
+    def step(x, real, cache, start):
+        return layer(x, mask=real, cache=cache)
+
+    cache = layer.make_cache(BATCH)
+    output, cache = helpers.in_pieces(step, (5, 1, 1, 3, 2), (x, real), cache)
+    golden_cases.assert_close(output, expected, 1e-6)
     assert cache.shape == (BATCH, EXPERTS) and cache.max() == CAPACITY
 
 
@@ -347,20 +344,15 @@ def test_blocks_decode_with_experts():
     block = block_of(zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY, top_k=2))
     x = helpers.normal(BATCH, LENGTH, DIM)
     expected, _ = golden_cases.run(block, x)
-    step = helpers.compiled(
-        lambda x, cache, index: block(x, cache=cache, cache_index=index),
-        jit_compile=None,
-    )
-    start = helpers.compiled(
-        lambda x, cache: block(x, cache=cache, cache_index=0), jit_compile=None
-    )
-    _, cache = start(x[:, 3:], block.make_cache(BATCH, LENGTH))  # is forgotten
-    output, cache = start(x[:, :7], cache)
-    outputs = [output]
-    for index in range(7, LENGTH):
-        output, cache = step(x[:, index : index + 1], cache, np.int32(index))
-        outputs.append(output)
-    golden_cases.assert_close(np.concatenate(outputs, axis=1), expected, 1e-5)
+
+    def step(x, cache, start):
+        return block(x, cache=cache, cache_index=start)
+
+    cache = block.make_cache(BATCH, LENGTH)
+    _, cache = helpers.in_pieces(step, [9], (x[:, 3:],), cache)  # is forgotten
+    sizes = [7] + [1] * (LENGTH - 7)
+    output, _ = helpers.in_pieces(step, sizes, (x,), cache)
+    golden_cases.assert_close(output, expected, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import functools
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -92,35 +91,27 @@ def test_equals_the_code_of_the_paper(name):
     weights, heads = golden.group(name), 3
     points, dim = weights["points"].shape
     key_dim, ratio = dim // heads, heads**-0.5
-    attention = layers.MixedAttention(
-        [zoo.InducedHeads(heads, points, name == "norm")],
-        key_dim,
-        kernel_initializer="zeros",
-        use_bias=True,
-    )
-    attention.build((None, None, dim))
-    attention.output_kernel.assign(np.eye(dim))
+    group = zoo.InducedHeads(heads, points, name == "norm")
+    attention = helpers.attention(group, key_dim=key_dim, dim=dim, use_bias=True)
+    helpers.assign(attention, output_kernel=np.eye(dim), output_bias=np.zeros(dim))
     for ours, theirs, factor in (
         ("query", "mab1.fc_q", ratio),
         ("key", "mab0.fc_k", 1.0),
         ("value", "mab0.fc_v", 1.0),
     ):
-        getattr(attention, f"{ours}_kernel").assign(
-            weights[f"{theirs}.weight"].T * factor
-        )
-        getattr(attention, f"{ours}_bias").assign(weights[f"{theirs}.bias"] * factor)
-    (group,) = attention.head_groups
+        kernel, bias = (weights[f"{theirs}.{part}"].T for part in ("weight", "bias"))
+        named = {f"{ours}_kernel": kernel * factor, f"{ours}_bias": bias * factor}
+        helpers.assign(attention, **named)
     queries = weights["points"] @ weights["mab0.fc_q.weight"].T
     queries = queries + weights["mab0.fc_q.bias"]
-    group.inducing_queries.assign(queries * ratio)
-    group.inducing_points.assign(queries)
+    helpers.assign(group, inducing_queries=queries * ratio, inducing_points=queries)
     for ours, theirs in (
         ("hidden", "mab0.fc_o"),
         ("key", "mab1.fc_k"),
         ("value", "mab1.fc_v"),
     ):
-        getattr(group, f"{ours}_kernel").assign(weights[f"{theirs}.weight"].T)
-        getattr(group, f"{ours}_bias").assign(weights[f"{theirs}.bias"])
+        kernel, bias = (weights[f"{theirs}.{part}"].T for part in ("weight", "bias"))
+        helpers.assign(group, **{f"{ours}_kernel": kernel, f"{ours}_bias": bias})
     for number, norm in enumerate(group.norms):
         norm.gamma.assign(weights[f"mab0.ln{number}.weight"].reshape(heads, -1))
         norm.beta.assign(weights[f"mab0.ln{number}.bias"].reshape(heads, -1))

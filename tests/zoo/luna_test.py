@@ -5,7 +5,6 @@ import functools
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -75,16 +74,11 @@ def test_equals_the_code_of_the_paper(name, heads):
     """XuezheMax/fairseq-apollo; see `tools/peers`."""
     golden = golden_cases.load("peers/luna.npz")
     packed, dim = golden["packing"].shape
-    attention = layers.MixedAttention(
-        [zoo.LunaHeads(heads, packed, chunk_length=4)],
-        dim // heads,
-        kernel_initializer="zeros",
-    )
-    attention.build((None, None, dim))
-    for part in ("query", "key", "value"):
-        getattr(attention, f"{part}_kernel").assign(golden[part].T)
-    attention.output_kernel.assign(np.eye(dim))
-    attention.head_groups[0].packing_queries.assign(golden["packing"])
+    group = zoo.LunaHeads(heads, packed, chunk_length=4)
+    attention = helpers.attention(group, key_dim=dim // heads, dim=dim)
+    kernels = {f"{part}_kernel": golden[part].T for part in ("query", "key", "value")}
+    helpers.assign(attention, **kernels, output_kernel=np.eye(dim))
+    group.packing_queries.assign(golden["packing"])
     output, _ = golden_cases.run(
         attention, golden["input"], use_causal_mask=name == "causal"
     )

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -219,23 +218,19 @@ def test_refused():
             group(**{**arrays, **options})
 
 
-def built_attention(shape, **options):
+def built_attention(**options):
     heads = zoo.NativeSparseHeads(HEADS, **SIZES)
-    attention = layers.MixedAttention([heads], KEY_DIM, **options)
-    attention.build(shape)
-    helpers.randomize(attention)
-    return attention
+    return helpers.attention(heads, key_dim=KEY_DIM, dim=DIM, **options)
 
 
 def test_features_stand_at_the_places_of_their_queries():
     """Positions on two axes are one sequence, block after block."""
     image = helpers.normal(BATCH, 4, 6, DIM)
     in_blocks = image.reshape(BATCH, 2, 2, 3, 2, DIM).swapaxes(2, 3)
-    attention = built_attention(image.shape, block_shape=(2, 2))
+    attention = built_attention(axes=2, block_shape=(2, 2))
     output, _ = golden_cases.run(attention, image, use_causal_mask=True)
     sequence = in_blocks.reshape(BATCH, 24, DIM)
-    other = built_attention(sequence.shape)
-    expected, _ = golden_cases.run(other, sequence, use_causal_mask=True)
+    expected, _ = golden_cases.run(built_attention(), sequence, use_causal_mask=True)
     expected = expected.reshape(BATCH, 2, 3, 2, 2, DIM).swapaxes(2, 3)
     golden_cases.assert_close(output, expected.reshape(image.shape), 1e-5)
 
@@ -244,7 +239,7 @@ def test_gradients_flow_to_features_that_are_forgotten():
     x, gradients = helpers.normal(BATCH, LENGTH, DIM), []
     for remat in (False, True):
         found = golden_cases.gradients(
-            built_attention(x.shape, remat=remat),
+            built_attention(remat=remat),
             lambda output, losses: keras.ops.sum(output**2),
             {"query": x, "training": True, "use_causal_mask": True},
             wrt=("query",),

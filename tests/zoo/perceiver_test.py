@@ -127,24 +127,15 @@ def test_steps_equal_a_pass_over_all_inputs(name):
     model, real = built(causal=True, **options), real_inputs()
     (x,) = arguments(model)
     expected, _ = golden_cases.run(model, x, mask=real)
-    first = helpers.compiled(
-        lambda x, real, cache: model(x, mask=real, cache=cache), jit_compile=None
-    )
-    step = helpers.compiled(
-        lambda x, real, cache, index: model(
-            x, mask=real, cache=cache, cache_index=index
-        ),
-        jit_compile=None,
-    )
-    _, cache = first(x[:, ::-1], real, model.make_cache(BATCH, LENGTH))  # is forgotten
-    output, cache = first(x[:, :start], real[:, :start], cache)
-    outputs = [output]
-    for index in range(start, LENGTH, size):
-        piece = slice(index, index + size)
-        output, cache = step(x[:, piece], real[:, piece], cache, np.int32(index))
-        outputs.append(output)
+
+    def step(x, real, cache, first):
+        return model(x, mask=real, cache=cache, cache_index=first)
+
+    cache = model.make_cache(BATCH, LENGTH)
+    _, cache = helpers.in_pieces(step, [LENGTH], (x[:, ::-1], real), cache)
+    sizes = [start, *[size] * ((LENGTH - start) // size)]  # forgets what was before
+    outputs, _ = helpers.in_pieces(step, sizes, (x, real), cache)
     shown = real[:, -LATENTS:]
-    outputs = np.concatenate(outputs, axis=1)
     golden_cases.assert_close(outputs[shown], expected[shown], 1e-5)
 
 

@@ -112,9 +112,9 @@ def test_steps_of_training_choose_or_weigh_all_units():
     layer, x = built(temperature=0.0, seed=1), helpers.normal(1, 2, DIM)
     logits, hidden = parts(layer, x)
     soft = output(layer, hidden * softmax(logits).reshape(hidden.shape))
-    outputs = [golden_cases.run(layer, x, training=True)[0] for _ in range(100)]
+    outputs = [golden_cases.run(layer, x, training=True)[0] for _ in range(50)]
     chosen, weighed = (
         sum(np.allclose(actual, expected, atol=1e-4) for actual in outputs)
         for expected in (oracle(layer, x), soft)
     )
-    assert 15 <= chosen <= 45 and weighed == 100 - chosen
+    assert 7 <= chosen <= 23 and weighed == 50 - chosen

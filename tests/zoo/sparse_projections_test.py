@@ -193,31 +193,19 @@ def test_steps_equal_the_whole(case):
 def test_steps_of_packed_documents_equal_the_whole(size):
     layer, x = built(length_kernel_size=4), helpers.normal(BATCH, LENGTH, DIM)
     whole, _ = golden_cases.run(layer, x, segment_ids=IDS, use_causal_mask=True)
-    start = helpers.compiled(
-        lambda x, ids, cache: layer(x, segment_ids=ids, cache=cache), jit_compile=None
-    )
-    step = helpers.compiled(
-        lambda x, ids, cache, index: layer(
-            x, segment_ids=ids, cache=cache, cache_index=index
-        ),
-        jit_compile=None,
-    )
+
+    def step(x, ids, cache, start):
+        return layer(x, segment_ids=ids, cache=cache, cache_index=start)
+
     # The second document begins in the call of the first, the third behind it.
-    output, cache = start(x[:, :5], IDS[:, :5], layer.make_cache(BATCH, LENGTH))
-    outputs, index = [output], 5
-    while index < LENGTH:
-        piece = slice(index, index + size)
-        output, cache = step(x[:, piece], IDS[:, piece], cache, np.int32(index))
-        outputs.append(output)
-        index += size
-    golden_cases.assert_close(
-        np.concatenate(outputs, axis=1)[IDS > 0], whole[IDS > 0], 1e-5
-    )
+    cache, sizes = layer.make_cache(BATCH, LENGTH), [5, *[size] * (6 // size)]
+    output, cache = helpers.in_pieces(step, sizes, (x, IDS), cache)
+    golden_cases.assert_close(output[IDS > 0], whole[IDS > 0], 1e-5)
     # A call without ids goes on with the document of the last one.
+    _, cache = helpers.in_pieces(step, [5], (x, IDS), cache)
     alone = helpers.compiled(
         lambda x, cache: layer(x, cache=cache, cache_index=np.int32(5)), None
     )
-    _, cache = start(x[:, :5], IDS[:, :5], cache)
     output, _ = alone(x[:, 5:6], cache)
     golden_cases.assert_close(output, whole[:, 5:6], 1e-5)
 

@@ -152,28 +152,6 @@ def test_mixed_precision_keeps_the_state_in_float32():
     assert {str(weight.dtype) for weight in attention.weights} == {"float32"}
 
 
-def test_names_and_shapes_of_weights():
-    attention = built_attention(
-        [routed(max_relative_position=2), local()],
-        value_dim=5,
-        shared_head_projection=True,
-    )
-    shapes = {w.path: (tuple(w.shape), w.trainable) for w in attention.weights}
-    inner = "attention/routed"
-    assert shapes == {
-        "attention/query_kernel": ((DIM, 3 * KEY_DIM), True),
-        "attention/key_kernel": ((DIM, KEY_DIM), True),
-        "attention/value_kernel": ((DIM, 3 * 5), True),
-        "attention/head_kernel": ((5, 5), True),
-        "attention/output_kernel": ((3 * 5, DIM), True),
-        f"{inner}/dot_product/relative_position/key_embeddings": ((5, 6), True),
-        f"{inner}/dot_product/relative_position/value_embeddings": ((5, 5), True),
-        f"{inner}/kmeans/centroids": ((2, 3, KEY_DIM), False),
-        f"{inner}/kmeans/counts": ((2, 3), False),
-        f"{inner}/kmeans/sums": ((2, 3, KEY_DIM), False),
-    }
-
-
 def test_kernels_never_start_alike():
     attention = layers.MixedAttention(
         [full()], KEY_DIM, kernel_initializer=keras.initializers.RandomNormal()

@@ -60,32 +60,6 @@ def test_is_mixed_attention_of_routed_and_local_heads(share_query_key):
     np.testing.assert_array_equal(*outputs)
 
 
-def train_and_evaluate(attention, jit_compile):
-    """Trains once, then evaluates, compiled or not."""
-    x = sequence()
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        call = tf.function(attention.__call__, jit_compile=jit_compile)
-        return golden_cases.to_numpy([call(x, training=True), call(x)])
-    call = golden_cases.run if jit_compile else lambda *a, **k: (a[0](*a[1:], **k),)
-    return golden_cases.to_numpy([call(attention, x, training=True)[0], attention(x)])
-
-
-@pytest.mark.thorough
-def test_jit_compilation_changes_nothing():
-    attention = built_attention(num_local_heads=2)
-    weights = attention.get_weights()
-    results = []
-    for jit_compile in (False, True):
-        attention.set_weights(weights)
-        outputs = train_and_evaluate(attention, jit_compile)
-        results.append([*outputs, *attention.get_weights()])
-    assert sum(np.any(a != b) for a, b in zip(weights, results[0][2:])) == 3
-    for actual, expected in zip(*results, strict=True):
-        golden_cases.assert_close(actual, expected, 1e-5)
-
-
 @pytest.mark.parametrize(
     "num_local_heads, local_block_size, kinds",
     [(0, None, ["RoutedHeads"]), (4, 7, ["LocalHeads"]), (1, None, None)],

@@ -112,11 +112,6 @@ def test_token_dropout_replaces_some_tokens_in_training():
     assert (spec.shape, spec.dtype) == ((None, 4), "int32")
 
 
-def test_no_token_dropout_at_rate_zero():
-    output = layers.TokenDropout(0.0)(IDS, training=True)
-    np.testing.assert_array_equal(golden_cases.to_numpy(output), IDS)
-
-
 @pytest.mark.parametrize(
     "layer, array",
     [

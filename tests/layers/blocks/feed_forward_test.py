@@ -61,22 +61,6 @@ def test_equals_release(kind):
         )
 
 
-def test_names_and_shapes_of_weights():
-    shapes = {w.path: tuple(w.shape) for w in built_layer().weights}
-    assert shapes == {
-        "ffn/input/kernel": (6, 8),
-        "ffn/gate/kernel": (6, 8),
-        "ffn/output/kernel": (8, 6),
-    }
-    shapes = {w.path: tuple(w.shape) for w in built_layer("relu").weights}
-    assert shapes == {
-        "ffn/input/kernel": (6, 8),
-        "ffn/input/bias": (8,),
-        "ffn/output/kernel": (8, 6),
-        "ffn/output/bias": (6,),
-    }
-
-
 def test_dropout_acts_in_training_only():
     x = helpers.normal(2, 5, 6)
     plain, _ = golden_cases.run(built_layer(), x, training=True)

@@ -173,22 +173,6 @@ def test_dropout_acts_in_training_only():
     assert np.mean(outputs[0] != outputs[1]) > 0.5
 
 
-def test_names_of_weights():
-    paths = [weight.path for weight in built_block().weights]
-    assert len(set(paths)) == len(paths)
-    assert {path for path in paths if "attention/" not in path} == {
-        "block/attention_output/norm_0/gamma",
-        "block/attention_output/norm_0/beta",
-        "block/feed_forward/input/kernel",
-        "block/feed_forward/input/bias",
-        "block/feed_forward/output/kernel",
-        "block/feed_forward/output/bias",
-        "block/feed_forward_output/norm_0/gamma",
-        "block/feed_forward_output/norm_0/beta",
-    }
-    assert "block/attention/routed/kmeans/centroids" in paths
-
-
 def test_takes_parts_that_are_built():
     attention = built_block().attention
     kernel = golden_cases.to_numpy(attention.query_kernel)

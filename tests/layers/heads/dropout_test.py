@@ -44,16 +44,13 @@ def test_every_group_stands_here():
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_is_on_in_training_alone(kind):
     """Keras hands `training` to those layers whose `call` names it."""
-    group = KINDS[kind](dropout=0.5)
-    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="zeros")
-    layer.build((2, 8, 6))
-    helpers.randomize(layer)
+    layer = helpers.attention(KINDS[kind](dropout=0.5))
     layer.trainable = False  # no centroid moves
     for part in layer._flatten_layers():
         if getattr(part, "dropout", 0):
             assert "training" in inspect.signature(part.call).parameters, part.name
     x, options = (
-        helpers.normal(2, 8, 6),
+        helpers.normal(2, 8, 8),
         {"use_causal_mask": kind in (*cases.ONLY_CAUSAL, "ThresholdHeads")},
     )
     inference, first, second = (

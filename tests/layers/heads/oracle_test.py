@@ -65,6 +65,8 @@ def local():
         "local, shifted",
         case("Local", 10, block_shape=(4,), **relative(3), **SHIFTED),
     )
+    sizes = {"block_shape": (3,), "flange_blocks": (2,)}
+    yield "local, flange of one entry", case("Local", 10, **sizes, **relative(3))
     for length, block, dilation, way in (
         (12, 2, 3, {}),
         (11, 2, 3, CAUSAL),
@@ -453,6 +455,7 @@ CASES = dict(
 FEW = {
     *("full", "local, 1 of 4 in 10, causal=True", "local, shifted"),
     *("local, 2 in 11 with dilation 3", "local, 8 and 21 in blocks of 4"),
+    "local, flange of one entry",
     "local, (1, 0) of (1, 2) in (3, 8), causal=True",
     *("strided, 3 in 10, causal=True", "strided, memory of 14"),
     *("fixed, 3 of 3 in 11, merged", "fixed, 1 of 4 in 12, separate"),

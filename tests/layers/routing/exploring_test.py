@@ -39,6 +39,9 @@ KINDS = {
     "cluster-strided": functools.partial(heads, layers.ClusterStridedHeads),
     "random": functools.partial(heads, layers.RandomHeads),
     "positions of rank": functools.partial(heads, max_relative_position=3),
+    "capped": functools.partial(heads, share_query_key=False, logit_soft_cap=1.5),
+    "capped rounds": functools.partial(hashed, num_rounds=2, logit_soft_cap=1.5),
+    "normalised": functools.partial(heads, qk_norm=True),
 }
 SHIFTED = ("token choice", "expert threshold", "apart", "hashed, apart", "random")
 WAYS = [(kind, True, int(kind in SHIFTED)) for kind in KINDS]
@@ -76,8 +79,7 @@ def test_all_queries_that_explore_are_full_attention(kind, causal, key_shift):
     arrays = query, keys_of(group, key), value
     actual = run(built(group), *arrays, **options, use_causal_mask=causal)
 
-    query = helpers.normalize(query)
-    key = helpers.normalize(key) if group.needs_keys else query
+    query, key = helpers.compared(group, query, key if group.needs_keys else query)
     sees = np.tri(LENGTH, dtype="bool") | (not causal)
     if kind == "not itself":
         sees = sees & ~np.eye(LENGTH, dtype="bool")
@@ -87,7 +89,9 @@ def test_all_queries_that_explore_are_full_attention(kind, causal, key_shift):
         key = helpers.one_later(key, 2)
         readable = REAL & helpers.one_later(REAL, 1)
     sees = sees & readable[:, None, None]
-    expected, _ = helpers.dense_attention(query, key, value, sees, BIAS[:, None, None])
+    expected, _ = helpers.dense_attention(
+        query, key, value, sees, BIAS[:, None, None], cap=group.logit_soft_cap
+    )
     shown = np.broadcast_to(REAL[:, None, :, None], expected.shape)
     golden_cases.assert_close(actual[shown], expected[shown], 1e-5)
     if kind == "hashed" and causal:

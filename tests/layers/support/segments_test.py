@@ -46,13 +46,8 @@ def maker(kind, causal=True, **options):
     return functools.partial(make, **options)
 
 
-def built(make_group, memory=False):
-    attention = layers.MixedAttention(
-        [make_group()], KEY_DIM, kernel_initializer="zeros"
-    )
-    attention.build(*[(None, None, DIM)] * (1 + memory))
-    helpers.randomize(attention)
-    return attention
+def built(make_group, **options):
+    return helpers.attention(make_group(), key_dim=KEY_DIM, **options)
 
 
 def called(attention, *inputs, **options):
@@ -191,7 +186,7 @@ PAIRS = ("full", "experts_apart", "experts", "cluster_strided", "hashed", "rando
 @pytest.mark.parametrize("kind", kinds.some(PAIRS, ("full", "experts_apart", "hashed")))
 def test_documents_are_paired_by_their_ids(kind):
     make = functools.partial(kinds.MEMORIES[kind], max_relative_position=None)
-    attention = built(make, memory=True)
+    attention = built(make, memory_dim=DIM)
     x, memory = normal(BATCH, LENGTH, DIM), normal(BATCH, 18, DIM, seed=1)
     packed = called(attention, x, memory, segment_ids=(SEGMENT_IDS, MEMORY_IDS))
     for own, other in ((slice(0, SIZE), slice(10, 16)), (MIDDLE, slice(0, 6))):
@@ -235,7 +230,7 @@ def test_what_is_compiled_by_xla_computes_the_same():
 @pytest.mark.parametrize("kind", ["local", "strided"])
 def test_no_memory_moves_another_document(kind):
     make = functools.partial(kinds.MEMORIES[kind], max_relative_position=None)
-    attention = built(make, memory=True)
+    attention = built(make, memory_dim=DIM)
     x, memory = normal(BATCH, LENGTH, DIM), normal(BATCH, 21, DIM, seed=1)
     ids = SEGMENT_IDS[:, :21]
     changed = np.where((ids == 2)[..., None], memory, -memory)
@@ -295,17 +290,13 @@ def test_a_segment_may_start_in_one_row_alone():
     attention, x = built(kinds.routed), normal(BATCH, 9, DIM)
     ids = np.array([[1] * 9, [1] * 6 + [2] * 3], "int32")
     whole = called(attention, x, segment_ids=ids, use_causal_mask=True)
-    step = helpers.compiled(
-        lambda x, ids, cache, t: attention(
-            x, segment_ids=ids, cache=cache, cache_index=t
-        ),
-        jit_compile=None,
-    )
+
+    def step(x, ids, cache, start):
+        return attention(x, segment_ids=ids, cache=cache, cache_index=start)
+
     cache = attention.make_cache(BATCH, 9)
-    for t in range(9):
-        now = slice(t, t + 1)
-        output, cache = step(x[:, now], ids[:, now], cache, np.int32(t))
-        np.testing.assert_allclose(output, whole[:, now], rtol=1e-4, atol=2e-5)
+    steps, _ = helpers.in_pieces(step, [1] * 9, (x, ids), cache)
+    np.testing.assert_allclose(steps, whole, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind, start", [("local", 0), ("token_choice_shifted", 3)])

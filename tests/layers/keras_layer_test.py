@@ -137,6 +137,7 @@ def test_passes_the_test_of_keras(case):
     if "input_data" in options:
         options.pop("input_shape")
         options.pop("input_dtype")
+    helpers.assert_keeps_settings(layer_class(**settings))
     TestCase().run_layer_test(layer_class, settings, **options)
 
 
@@ -168,9 +169,9 @@ def test_every_kind_survives_saving(causal, tmp_path):
     groups = [
         make(name=kind) for kind, make in makes.items() if not kind.endswith("_shifted")
     ]
-    attention = layers.MixedAttention(
-        groups, key_dim=4, kernel_initializer="ones", name="attention"
-    )
+    settings = {"shared_head_projection": True, "project_shared_keys": True}
+    settings |= {"use_gate": True, "output_dim": 9, "kernel_initializer": "ones"}
+    attention = layers.MixedAttention(groups, 4, **settings, name="attention")
     options = {"use_causal_mask": causal, "has_outputs": False}
     helpers.assert_survives_saving(
         attention, tmp_path, helpers.normal(*SHAPE), **options
@@ -192,6 +193,12 @@ def test_integers_of_numpy_are_integers():
     for layer in (attention, local, layers.HashedHeads(1, np.int64(4), 2)):
         config = layer.get_config()
         assert helpers.as_json(config) and type(config["num_heads"]) is int
+
+
+def test_lists_are_tuples():
+    """As what a file gives back."""
+    attention = layers.MixedAttention([layers.FullHeads(2)], 4, block_shape=[2, 4])
+    assert attention.block_shape == (2, 4)
 
 
 def test_refuses_a_query_of_another_depth():

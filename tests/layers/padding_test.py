@@ -24,11 +24,7 @@ FEW_WHOLE += ("clustered_queries", "convolution")
 
 @pytest.mark.parametrize(
     "kind, causal",
-    [
-        pytest.param(*way, marks=() if way[0] in few else pytest.mark.thorough)
-        for way in WAYS
-        for few in [FEW if way[1] else FEW_WHOLE]
-    ],
+    kinds.some(WAYS, [(x, True) for x in FEW] + [(x, False) for x in FEW_WHOLE]),
 )
 def test_padding_has_no_influence(kind, causal):
     """Not on outputs, losses or state: not its numbers, nor whether it is there."""

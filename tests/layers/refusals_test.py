@@ -7,6 +7,7 @@ import pytest
 
 from routing_tf import layers
 from routing_tf import zoo
+from tests.layers import kinds
 from tests.zoo import wrong_arguments as wrong
 from tests.zoo.wrong_arguments import FLAGS
 from tests.zoo.wrong_arguments import INITIALIZERS
@@ -86,17 +87,7 @@ HEADS = {
     "RandomHeads": {**CLUSTERS, "num_clusters": SIZES, "seed": SEEDS},
     **wrong.HEADS,
 }
-REQUIRED = {
-    **dict.fromkeys(("LocalHeads", "StridedHeads"), {"block_shape": (4,)}),
-    "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},
-    "SlidingHeads": {"radius": 4},
-    **dict.fromkeys(
-        ("RoutedHeads", "ClusterStridedHeads", "RandomHeads"),
-        {"num_clusters": 2, "attention_window": 4},
-    ),
-    "HashedHeads": {"num_buckets": 4, "attention_window": 4},
-    **wrong.REQUIRED,
-}
+REQUIRED = {**kinds.REQUIRED, **wrong.REQUIRED}
 # Of attention layers.
 PROJECTIONS = {
     "key_dim": SIZES,

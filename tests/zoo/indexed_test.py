@@ -206,25 +206,6 @@ def test_steps_of_any_number_of_tokens(own, options):
     golden_cases.assert_close(*call(helpers.normal(BATCH, 44, DIM)), 1e-5)
 
 
-def test_trains_with_less_memory_alike():
-    results = []
-    for remat in (False, True):
-        attention = built(3, options={"remat": remat}, **COPIES)
-        result = golden_cases.gradients(
-            attention,
-            lambda output, losses: ops.sum(output**2) + sum(losses),
-            {"query": X, "use_causal_mask": True, "training": True},
-            wrt=("query",),
-        )
-        state = [x for x in attention.weights if not x.trainable]
-        results.append(
-            [*result.variables.values(), *result.inputs.values()]
-            + golden_cases.to_numpy(state)
-        )
-    for actual, expected in zip(*results, strict=True):
-        golden_cases.assert_close(actual, expected, 1e-5)
-
-
 def test_refuses_calls_without_features():
     x = helpers.normal(1, 2, 6, 4)
     with pytest.raises(ValueError, match="`features` must be given"):

@@ -210,15 +210,6 @@ def test_equals_reformer_pytorch(name):
     golden_cases.assert_close(output[0][alike], case["output"][alike], 1e-5)
 
 
-def test_defaults_need_no_new_arguments():
-    """Files of earlier versions lack them."""
-    config = layers.HashedHeads(2, 4, 5).get_config()
-    new = ("hash", "num_rounds", "normalization", "attends_to_self")
-    old = {name: value for name, value in config.items() if name not in new}
-    again = layers.HashedHeads.from_config(old)
-    assert [getattr(again, name) for name in new] == ["signs", 1, "layer", True]
-
-
 def test_hidden_and_shared_tokens():
     """In half precision, too, logarithms of sums weigh no hidden key."""
     group = built_group(dtype="float16", **REFORMER)

@@ -303,31 +303,6 @@ def test_symbolic_shapes():
     assert output.shape == (None, *IMAGE, 9) and scores.shape == (None, 2, 35, 12)
 
 
-@pytest.mark.parametrize("is_image", [False, True])
-def test_survives_saving(is_image, tmp_path):
-    own = {"max_relative_position": 2, "decay": 0.5, "commitment_weight": 0.1}
-    groups = [
-        routed(**own, update_rule="paper"),
-        local(flange_blocks=2, dropout=0.1),
-        layers.FullHeads(2, token_bias_weight="fixed"),
-    ]
-    if is_image:
-        groups = [rectangles(flange_blocks=(1, 0)), *groups[1:]]
-    attention = layers.MixedAttention(
-        groups,
-        key_dim=KEY_DIM,
-        output_dim=9,
-        shared_head_projection=True,
-        project_shared_keys=True,
-        kernel_initializer="ones",
-        use_gate=True,
-        block_shape=[2, 4] if is_image else None,
-        name="attention",
-    )
-    x = helpers.normal(BATCH, *IMAGE, DIM) if is_image else sequence()
-    helpers.assert_survives_saving(attention, tmp_path, x)
-
-
 @pytest.mark.parametrize(
     "group",
     [

@@ -110,20 +110,3 @@ def test_token_dropout_replaces_some_tokens_in_training():
     assert np.any(first != second)
     spec = layer(keras.Input((4,), dtype="int32"))
     assert (spec.shape, spec.dtype) == ((None, 4), "int32")
-
-
-@pytest.mark.parametrize(
-    "layer, array",
-    [
-        (layers.TokenEmbedding(5, 3, "ones", name="embedding"), IDS),
-        (layers.TimingSignal(2.0, 500.0, 5, name="timing"), helpers.normal(2, 4, 6)),
-        (layers.TokenDropout(0.5, seed=3, name="dropout"), IDS),
-    ],
-    ids=["embedding", "timing", "dropout"],
-)
-def test_survives_saving(layer, array, tmp_path):
-    if isinstance(layer, layers.TokenDropout):
-        # Its only weight is the state of the random seed, which takes no floats.
-        helpers.assert_keeps_settings(layer)
-    else:
-        helpers.assert_survives_saving(layer, tmp_path, array)

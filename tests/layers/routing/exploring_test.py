@@ -184,35 +184,6 @@ def test_gradients_reach_matches_in_other_clusters(number):
     assert reached > 0 if number else reached == 0
 
 
-def attention(remat, number=6):
-    keras.utils.set_random_seed(0)
-    layer = layers.RoutingAttention(
-        2, 6, 3, 4, exploring_queries=number, dropout=0.3, remat=remat
-    )
-    layer.build((BATCH, LENGTH, DIM))
-    helpers.randomize(layer)
-    return layer
-
-
-def test_activations_that_are_computed_again():
-    results = []
-    for each in (False, True):
-        layer = attention(each)
-        x = helpers.normal(BATCH, LENGTH, DIM)
-        arguments = {"query": x, "use_causal_mask": True, "training": True}
-        for _ in range(2):
-            found = golden_cases.gradients(
-                layer,
-                lambda outputs, losses: ops.sum(outputs**2) + sum(losses),
-                arguments,
-                wrt=("query",),
-            )
-        state = [golden_cases.to_numpy(v) for v in layer.non_trainable_variables]
-        results.append((found.outputs, found.inputs["query"], *state))
-    for expected, actual in zip(*results, strict=True):
-        golden_cases.assert_close(actual, expected, 1e-5)
-
-
 @pytest.mark.parametrize("routing", [None, "reformer"])
 def test_models_hand_their_number_on(routing):
     h = models.Hyperparameters(
@@ -230,7 +201,7 @@ def test_models_hand_their_number_on(routing):
 
 def test_parts_and_replicas_of_a_step_explore_alike():
     """Dropout draws apart in each of them, see `TestObjective`."""
-    layer = attention(False)
+    layer = layers.RoutingAttention(2, 6, 3, 4, exploring_queries=6, dropout=0.3)
     x = keras.Input((LENGTH, DIM))
     model = keras.Model(x, layer(x, use_causal_mask=True))
     model.compile("sgd")

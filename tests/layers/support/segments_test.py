@@ -15,6 +15,7 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
 from tests.layers.helpers import normal
+from tests.layers.support import lengths_test
 
 HEADS, DIM, KEY_DIM, BATCH = kinds.HEADS, 8, 6, 2
 # Three documents, the last of which has the id of the first, and padding.
@@ -69,15 +70,7 @@ FEW += [("hashed_apart", True), ("full", False), ("experts", False)]
 FEW += [("indexed_copies_shifted", True)]
 
 
-def ways(every, few):
-    assert set(few) <= set(every)
-    return [
-        pytest.param(*way, marks=() if way in few else pytest.mark.thorough)
-        for way in every
-    ]
-
-
-@pytest.mark.parametrize("kind, causal", ways(WAYS, FEW))
+@pytest.mark.parametrize("kind, causal", kinds.some(WAYS, FEW))
 def test_a_document_is_as_it_is_alone(kind, causal):
     attention, x = built(maker(kind, causal)), normal(BATCH, LENGTH, DIM)
     packed = called(attention, x, segment_ids=SEGMENT_IDS, use_causal_mask=causal)
@@ -411,7 +404,7 @@ def test_ids_are_inputs_of_models(tmp_path):
 )
 @pytest.mark.parametrize(
     "kind, causal",
-    ways(
+    kinds.some(
         [
             *((kind, True) for kind in ("full", "local", "prefix", "threshold")),
             *(("rounds", True), ("token_choice", True), ("experts", False)),
@@ -420,28 +413,11 @@ def test_ids_are_inputs_of_models(tmp_path):
     ),
 )
 def test_lengths_may_be_unknown(kind, causal):
-    import tensorflow as tf
-
-    attention = built(maker(kind, causal))
-
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec((None, None, DIM)),
-            tf.TensorSpec((None, None), tf.int32),
-        ],
-        autograph=False,
+    attention, x = built(maker(kind, causal)), normal(BATCH, LENGTH, DIM)
+    lengths_test.assert_one_graph_serves(
+        lambda x, ids: attention(x, segment_ids=ids, use_causal_mask=causal),
+        *([x[:, :length], SEGMENT_IDS[:, :length]] for length in (LENGTH, 17)),
     )
-    def call(x, ids):
-        return attention(x, segment_ids=ids, use_causal_mask=causal)
-
-    x = normal(BATCH, LENGTH, DIM)
-    for length in (LENGTH, 17):
-        inputs = x[:, :length], SEGMENT_IDS[:, :length]
-        found = golden_cases.to_numpy(call(*inputs))
-        expected = called(
-            attention, inputs[0], segment_ids=inputs[1], use_causal_mask=causal
-        )
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=5e-5)
 
 
 def test_ids_of_64_bits_may_differ_in_the_upper_ones():

@@ -103,36 +103,24 @@ def test_equals_the_oracle(case):
         golden_cases.assert_close(other[shown], expected[shown], 1e-5)
 
 
-def dense_kernel(layer, name, heads):
-    """Returns the matrix that some heads multiply the modules of F tokens by."""
-    filters, (number, size) = filters_of(layer, name), layer.module_shape
-    around, num_tokens = len(filters) // 2, filters.shape[1]
-    matrix = np.zeros((num_tokens, number, size, number, size))
-    for s, k in np.ndindex(number, len(filters)):
-        if 0 <= s + k - around < number:
-            matrix[:, s + k - around, :, s] = filters[k]
-    matrix = matrix.reshape(number * num_tokens * size, -1, layer.key_dim)
-    return matrix[:, heads].reshape(len(matrix), -1)
-
-
 @pytest.mark.parametrize("num_modules", [None, 4])
-def test_heads_of_any_kind_read_dense_projections_of_modules(num_modules):
-    layer = built(mixed(), num_modules=num_modules)
-    x = helpers.normal(BATCH, LENGTH, DIM)
-    modules = np.array([[modules_of(layer, token) for token in row] for row in x])
-    padded = np.pad(modules, ((0, 0), (2, 0), (0, 0), (0, 0)))
-    windows = [padded[:, f : f + LENGTH] for f in range(3)]
-    tokens = np.stack(windows, axis=2).reshape(BATCH, LENGTH, -1).astype("float32")
-    dense = layers.MixedAttention(mixed(), KEY_DIM, output_dim=DIM)
-    dense.build(tokens.shape)
-    for group, own in zip(dense.head_groups, layer.head_groups, strict=True):
-        group.set_weights(own.get_weights())
-    for name, heads in (("query", [0, 1]), ("key", [1]), ("value", [0, 1])):
-        kernel = getattr(dense, f"{name}_kernel")
-        kernel.assign(dense_kernel(layer, name, heads))
-    dense.output_kernel.assign(layer.output_kernel)
-    expected, _ = golden_cases.run(dense, tokens, use_causal_mask=True)
+def test_heads_of_any_kind_read_what_is_projected(num_modules):
+    layer, x = built(mixed(), num_modules=num_modules), helpers.normal(2, LENGTH, DIM)
+    arrays, outputs = (
+        [
+            projected(layer, name, x, np.ones((2, LENGTH))).astype("float32")
+            for name in ("query", "key", "value")
+        ],
+        [],
+    )
+    for head, group in enumerate(layer.head_groups):
+        query, key, value = (array[:, head : head + 1] for array in arrays)
+        query, key = query * KEY_DIM**-0.5, key if group.needs_keys else None
+        output, _ = golden_cases.run(group, query, key, value, use_causal_mask=True)
+        outputs.append(output)
+    joined = np.concatenate(outputs, axis=1).swapaxes(1, 2).reshape(2, LENGTH, -1)
     output, _ = golden_cases.run(layer, x, use_causal_mask=True)
+    expected = joined @ dense_blocks.values(layer.output_kernel)
     golden_cases.assert_close(output, expected, 1e-4)
 
 

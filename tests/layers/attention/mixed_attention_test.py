@@ -123,35 +123,6 @@ def test_fills_the_mask_outside_of_a_model_and_keeps_it():
     np.testing.assert_array_equal(golden_cases.to_numpy(output._keras_mask), real)
 
 
-def test_mixed_precision_keeps_the_state_in_float32():
-    with_dtype = {"dtype": "mixed_bfloat16"}
-    groups = [routed(max_relative_position=2, **with_dtype), local(**with_dtype)]
-    attention = built_attention(groups, use_gate=True, **with_dtype)
-    before = attention.get_weights()
-    bias = helpers.normal(BATCH, LENGTH, seed=2)
-    (output, scores), losses = golden_cases.run(
-        attention,
-        sequence(),
-        query_mask=helpers.tail_mask(LENGTH, 12, 6),
-        token_bias=bias,
-        use_causal_mask=True,
-        return_attention_scores=True,
-        training=True,
-    )
-    assert str(output.dtype) == str(scores.dtype) == "bfloat16"
-    assert all(np.all(np.isfinite(x.astype("float32"))) for x in (output, scores))
-    assert [str(loss.dtype) for loss in losses] == ["float32"]
-    moved = [
-        weight.name
-        for weight, old, new in zip(
-            attention.weights, before, attention.get_weights(), strict=True
-        )
-        if np.any(old != new)
-    ]
-    assert sorted(moved) == ["centroids", "counts", "sums"]
-    assert {str(weight.dtype) for weight in attention.weights} == {"float32"}
-
-
 def test_kernels_never_start_alike():
     attention = layers.MixedAttention(
         [full()], KEY_DIM, kernel_initializer=keras.initializers.RandomNormal()

@@ -88,7 +88,8 @@ OF_ROUTED |= {"prefix_block_size": 3, "share_query_key": False}
         ({}, CLUSTERING),
         ({"key_shift": 1, "dropout": 0.1, "max_relative_position": 2}, {}),
         ({"exploring_queries": 3, "attention_implementation": "auto"}, {}),
-        ({"logit_soft_cap": 1.5, "rotary_positions": True, "dtype": "bfloat16"}, {}),
+        ({"logit_soft_cap": 1.5, "qk_norm": True}, {}),
+        ({"rotary_positions": True, "dtype": "bfloat16"}, {}),
     ],
 )
 def test_hands_settings_to_its_heads_and_keeps_them(options, clustering):

@@ -131,9 +131,3 @@ def test_settings_and_saving(tmp_path):
     assert [g.logit_soft_cap for g in attention.head_groups] == [7, 1.5]
     x = helpers.normal(BATCH, LENGTH, 8)
     helpers.assert_survives_saving(attention, tmp_path, x, use_causal_mask=True)
-    options |= {"rotary_positions": True, "share_query_key": False}
-    attention = layers.RoutingAttention(2, DIM, 3, 4, num_local_heads=1, **options)
-    again = layers.RoutingAttention.from_config(attention.get_config())
-    assert {name: getattr(again, name) for name in options} == options
-    assert [g.logit_soft_cap for g in again.head_groups] == [1.5] * 2
-    assert all(g.qk_norm and g.rotary_positions for g in again.head_groups)

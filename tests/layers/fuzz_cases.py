@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 CLUSTERED = ("RoutedHeads", "ClusterStridedHeads", "HashedHeads", "RandomHeads")
 BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
+# A query of them has one softmax over all that it sees, for which entmax may stand.
+SOFTMAX_OF_ALL = ("FullHeads", *BLOCKED)
 # These attend inside one sequence only.
 OF_ONE_SEQUENCE = ("GlobalHeads", "RandomBlockHeads", "AxialHeads")
 KINDS = ("FullHeads", *BLOCKED, "SlidingHeads", "BlockTopKHeads", *CLUSTERED)
@@ -108,7 +110,10 @@ def _lengths(draw, axes):
 def _finish(draw, case):
     """Adds what layers of both kinds take."""
     options = case.options
-    options["key_dim"] = draw(_pick(2, 3, 4, 4, 5, 8))
+    sizes = (2, 3, 4, 4, 5, 8)
+    if any(own.get("rotary_positions") for _, own in case.groups or ()):
+        sizes = (2, 4, 4, 8)
+    options["key_dim"] = draw(_pick(*sizes))
     if _chance(draw, 25):
         options["value_dim"] = draw(_pick(1, 3, 6))
     if _chance(draw, 20):
@@ -217,6 +222,15 @@ def _group(draw, kind, case, rectangle):
     if case.masks.get("token_bias") == "normal" and _chance(draw, 30):
         options["token_bias_weight"] = draw(_pick("fixed", "trainable"))
     _choose_key_shift(draw, case, options)
+    if _chance(draw, 12):
+        options["logit_soft_cap"] = draw(_pick(0.5, 2.0, 30.0))
+    if _chance(draw, 12):
+        options["qk_norm"] = True
+    if case.value is None and _chance(draw, 12):
+        options["rotary_positions"] = True
+        options["rotary_wavelength"] = draw(_pick(50, 10_000))
+    if kind in (*SOFTMAX_OF_ALL, "HashedHeads") and _chance(draw, 12):
+        options["entmax_alpha"] = draw(_pick(1.2, 1.5, 2, "learned"))
     if kind in BLOCKED:
         options["block_shape"] = draw(_pick((1,), (2,), (3,), (5,), (8,), (64,)))
         if rectangle and _chance(draw, 70):

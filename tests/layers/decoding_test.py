@@ -195,23 +195,6 @@ def test_steps_of_attention_to_a_memory(kind):
     golden_cases.assert_close(steps[query_mask], expected[query_mask], 1e-5)
 
 
-@helpers.further_on_jax
-def test_scores_keep_their_precision():
-    """In half precision too: Keras would cast what is given to a layer."""
-    dtype = "mixed_bfloat16"
-    layer = attention(kinds.experts(dtype=dtype), dtype=dtype)
-    cache = layer.make_cache(1, LENGTH)
-    x = normal(1, LENGTH, DIM)
-    _, cache = layer(x[:, :9], cache=cache, cache_index=0)
-    _, cache = layer(x[:, 9:10], cache=cache, cache_index=9)
-    (group,) = cache["tokens"]
-    assert keras.backend.standardize_dtype(group["key_scores"].dtype) == "float32"
-    assert keras.backend.standardize_dtype(group["rows"].dtype) == "bfloat16"
-    scores = ops.convert_to_numpy(group["key_scores"])
-    rounded = ops.convert_to_numpy(ops.cast(ops.cast(scores, "bfloat16"), "float32"))
-    assert np.any(scores != rounded)
-
-
 def test_a_block_hands_its_caches_on():
     heads = CASES["token_choice"]()
     block = layers.TransformerBlock(

@@ -1,4 +1,4 @@
-"""Random settings and inputs of `RoutingAttention` and `MixedAttention`.
+"""Random settings and inputs of `MixedAttention`.
 
 A `Case` is plain data: its `repr` makes it again.
 """
@@ -30,13 +30,13 @@ MASKS = (
 class Case:
     """A layer, and what it is called with.
 
-    `options` are arguments of the layer, those of `RoutingAttention` without `groups`,
-    which are else pairs of a kind and its arguments. `masks` are styles by the names of
+    `options` are arguments of the layer, `groups` pairs of a kind and its arguments.
+    `masks` are styles by the names of
     arguments; `content` says what the numbers of `magnitude` are like.
     """
 
     options: dict
-    groups: list | None
+    groups: list
     query: tuple
     value: tuple | None
     masks: dict
@@ -49,7 +49,7 @@ class Case:
 
 def cases():
     """Returns the strategy that draws a `Case`."""
-    return st.one_of(_mixed(), _mixed(), _mixed(), _routing())
+    return _cases()
 
 
 def _pick(*values):
@@ -61,9 +61,9 @@ def _chance(draw, percent):
 
 
 @st.composite
-def _situation(draw, axes=None):
+def _situation(draw):
     """Draws shapes, masks and numbers, for groups that are drawn to fit."""
-    axes = axes or (2 if _chance(draw, 22) else 1)
+    axes = 2 if _chance(draw, 22) else 1
     cross = _chance(draw, 30)
     causal = _chance(draw, 40 if cross else 75)
     batch, dim = draw(st.integers(1, 3)), draw(_pick(3, 4, 6, 8))
@@ -87,7 +87,7 @@ def _situation(draw, axes=None):
         call["return_attention_scores"] = True
     return Case(
         options={},
-        groups=None,
+        groups=[],
         query=(batch, *lengths, dim),
         value=value,
         masks=masks,
@@ -108,10 +108,10 @@ def _lengths(draw, axes):
 
 
 def _finish(draw, case):
-    """Adds what layers of both kinds take."""
+    """Adds projections and the dtype."""
     options = case.options
     sizes = (2, 3, 4, 4, 5, 8)
-    if any(own.get("rotary_positions") for _, own in case.groups or ()):
+    if any(own.get("rotary_positions") for _, own in case.groups):
         sizes = (2, 4, 4, 8)
     options["key_dim"] = draw(_pick(*sizes))
     if _chance(draw, 25):
@@ -128,36 +128,6 @@ def _finish(draw, case):
         options["dtype"] = "mixed_bfloat16"
         case.magnitude = draw(_pick(0.1, 0.3, 1e-3))
     return case
-
-
-@st.composite
-def _routing(draw):
-    case = draw(_situation(axes=1))
-    heads = draw(st.integers(1, 3))
-    options = {
-        "num_heads": heads,
-        "num_clusters": draw(_pick(1, 2, 3, 5, 40)),
-        "attention_window": draw(_pick(1, 2, 3, 5, 8, 17, 100)),
-        "num_local_heads": draw(st.integers(0, heads)),
-    }
-    if _chance(draw, 30):
-        options["local_block_size"] = draw(_pick(1, 2, 3, 5, 64))
-    _choose_routing(draw, case, options)
-    _choose_key_shift(draw, case, options)
-    if _chance(draw, 40):
-        options["routing_scope"] = draw(_pick("full", "prefix"))
-    if _chance(draw, 20):
-        options["prefix_block_size"] = draw(_pick(1, 2, 5, 64))
-    if _chance(draw, 35):
-        options["max_relative_position"] = draw(_pick(1, 2, 5, 50))
-    if _chance(draw, 30):
-        options["share_query_key"] = False
-        if _chance(draw, 20):
-            options["clustering"] = {"query_cluster": "key"}
-    if not case.call.get("training"):
-        options["dropout"] = draw(_pick(0.0, 0.5))
-    case.options = options
-    return _finish(draw, case)
 
 
 def _is_causal_self_attention(case):
@@ -184,7 +154,7 @@ def _choose_key_shift(draw, case, options):
 
 
 @st.composite
-def _mixed(draw):
+def _cases(draw):
     case = draw(_situation())
     axes = len(case.query) - 2
     rectangle = None

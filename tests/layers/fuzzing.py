@@ -114,22 +114,15 @@ def _assert_near(name, actual, expected, error):
 def build(case):
     """Returns the layer of a case, its tensors by name, and other call arguments."""
     options = dict(case.options)
-    quick = {"embeddings_initializer": "zeros"}
-    if case.groups is None:
-        layer = layers.RoutingAttention(**options)
-    else:
-        if options.get("block_shape", 0) is None:
-            del options["block_shape"]
-        dtype = {"dtype": options["dtype"]} if "dtype" in options else {}
-        head_groups = [
-            getattr(layers, kind)(**{**quick, **dtype, **own})
-            for kind, own in case.groups
-        ]
-        layer = layers.MixedAttention(head_groups, **options)
-    arrays = _arrays(case)
+    own = {"embeddings_initializer": "zeros"}
+    own |= {"dtype": options["dtype"]} if "dtype" in options else {}
+    if options.get("block_shape", 0) is None:
+        del options["block_shape"]
+    groups = [getattr(layers, kind)(**{**own, **given}) for kind, given in case.groups]
+    layer = layers.MixedAttention(groups, **options)
     layer.build(case.query, case.value)
     helpers.randomize(layer, case.seed)
-    return layer, arrays, dict(case.call)
+    return layer, _arrays(case), dict(case.call)
 
 
 def _arrays(case):

@@ -255,8 +255,8 @@ def last_members(clusters, real, window, read=None, key_shift=0):
 
 
 def relative_tables(group):
-    """Returns the relative position tables of a head group; None without them."""
-    relative = group.dot_product.relative_position
+    """Returns the tables of a head group or `ScaledDotProduct`; None without them."""
+    relative = getattr(group, "dot_product", group).relative_position
     if relative is None:
         return None
     return golden_cases.to_numpy([relative.key_embeddings, relative.value_embeddings])

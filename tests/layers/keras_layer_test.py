@@ -8,6 +8,7 @@ import pytest
 from keras.src.testing import TestCase
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.support.keras_internals import layers_inside
 from tests import golden_cases
 from tests.layers import helpers
@@ -89,6 +90,17 @@ CASES = {
         },
         MASKS,
     ),
+    "experts": (
+        zoo.MixtureOfExperts,
+        {"num_experts": 3, "intermediate_dim": 4, "capacity": 3, "top_k": 2}
+        | {"router_jitter": 0.1, "z_loss_weight": 0.1},
+        {**MASKS, "expected_num_trainable_weights": 5},
+    ),
+    "memory": (
+        zoo.ProductKeyMemory,
+        {"num_heads": 2, "num_keys": 3, "top_k": 2, "key_dim": 4},
+        MASKS,
+    ),
     "embedding": (
         layers.TokenEmbedding,
         {"vocabulary_size": 9, "embedding_dim": 4},
@@ -123,6 +135,7 @@ CASES = {
 LONG = (
     *("NativeSparseHeads", "ClusteredQueryHeads", "CompressedHeads", "InducedHeads"),
     *("LongShortHeads", "IndexedHeads", "threshold"),
+    *(("experts", "memory") if keras.backend.backend() == "jax" else ()),
 )
 
 

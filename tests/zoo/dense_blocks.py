@@ -10,6 +10,20 @@ def values(*weights):
     return arrays[0] if len(arrays) == 1 else arrays
 
 
+def weights_of(layer):
+    """Returns all weights of a layer by their names."""
+    return {weight.name: values(weight) for weight in layer.weights}
+
+
+def softmax(logits):
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
 def norm(x, layer):
     gamma, beta = values(layer.gamma, layer.beta)
     centred = x - x.mean(axis=-1, keepdims=True)

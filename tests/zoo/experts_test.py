@@ -9,12 +9,12 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
-from keras.src.testing import TestCase
 
 from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import weights_of
 
 BATCH, LENGTH, DIM, HIDDEN, EXPERTS = 2, 12, 6, 5, 3
 CAPACITY = 4  # some tokens of 12 find no place
@@ -31,10 +31,6 @@ def built(**options):
     layer.build((BATCH, LENGTH, DIM))
     helpers.randomize(layer)
     return layer
-
-
-def weights_of(layer):
-    return {w.name: golden_cases.to_numpy(w).astype("float64") for w in layer.weights}
 
 
 def gelu(x):
@@ -258,27 +254,6 @@ def test_experts_start_differently_at_the_scale_of_one():
         assert np.all(np.abs(kernels).max(axis=(1, 2)) > 0.9 * np.sqrt(6 / 30))
         assert np.abs(kernels).max() <= np.sqrt(6 / 30)
         assert len(np.unique(kernels.reshape(3, -1)[:, 0])) == 3
-
-
-def test_survives_saving(tmp_path):
-    options = {"router_jitter": 0.1, "dropout": 0.1, "seed": 3, **CASES["gshard"]}
-    layer = zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY, **options)
-    x = helpers.normal(BATCH, LENGTH, DIM)
-    helpers.assert_survives_saving(layer, tmp_path, x)
-
-
-@helpers.further_on_jax
-def test_passes_the_test_of_keras():
-    settings = {"num_experts": 3, "intermediate_dim": 4, "capacity": 3, "top_k": 2}
-    TestCase().run_layer_test(
-        zoo.MixtureOfExperts,
-        {**settings, "router_jitter": 0.1, "z_loss_weight": 0.1},
-        input_shape=(2, 6, 8),
-        supports_masking=True,
-        expected_num_trainable_weights=5,
-        expected_num_non_trainable_weights=3,
-        run_training_check=False,
-    )
 
 
 def test_router_computes_in_float32():

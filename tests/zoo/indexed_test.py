@@ -9,6 +9,7 @@ from routing_tf import zoo
 from routing_tf.zoo import indexed
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo import dense_blocks
 
 BATCH, HEADS, LENGTH, KEY_DIM, DIM = 2, 2, 17, 4, 7
 INDEXER = {"num_indexer_heads": 3, "indexer_dim": 5, "indexer_rotary_dim": 2}
@@ -34,10 +35,7 @@ def built(num_selected, steps=0, options=None, **own):
 def oracle(attention, causal, is_dense=False):
     """Outputs, and the loss over what queries attend to, of `X` with `REAL`, `BIAS`."""
     (group,) = attention.head_groups
-    weights = {
-        weight.name: golden_cases.to_numpy(weight).astype("float64")
-        for weight in attention.weights
-    }
+    weights = dense_blocks.weights_of(attention)
     query, key, value = (
         (X @ weights[f"{name}_kernel"]).reshape(BATCH, LENGTH, HEADS, -1).swapaxes(1, 2)
         for name in ("query", "key", "value")

@@ -8,6 +8,7 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo import dense_blocks
 
 BATCH, HEADS, KEY_DIM, VALUE_DIM, POINTS = 2, 2, 5, 4, 3
 
@@ -21,11 +22,9 @@ tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 def expected_output(group, query, key, value, real, bias):
     """The equations of the paper, for one sequence after the other."""
-    weights = {
-        w.name: golden_cases.to_numpy(w).astype("float64") for w in group.weights
-    }
+    weights = dense_blocks.weights_of(group)
     norms = [
-        [golden_cases.to_numpy(w).reshape(-1).astype("float64") for w in norm.weights]
+        [dense_blocks.values(w).reshape(-1) for w in norm.weights]
         for norm in group.norms
     ]
     output = np.zeros((*query.shape[:3], VALUE_DIM))

@@ -8,6 +8,7 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import softmax
 
 BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, PACKED = 2, 2, 21, 5, 4, 3
 
@@ -17,11 +18,6 @@ def built_group(**options):
 
 
 tokens = functools.partial(helpers.streams, LENGTH, dim=KEY_DIM, value_dim=VALUE_DIM)
-
-
-def softmax(x):
-    weights = np.exp(x - x.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def expected_output(group, query, key, value, real, bias, causal):

@@ -6,6 +6,8 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import sigmoid
+from tests.zoo.dense_blocks import weights_of
 
 BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, DIM = 2, 2, 23, 5, 4, 7
 SIZES = {
@@ -40,17 +42,6 @@ def tokens(length=LENGTH):
     arrays = {name: x[:, :, :length] for name, x in arrays.items()}
     features = helpers.normal(BATCH, LENGTH, DIM, seed=3)[:, :length]
     return {**arrays, "features": features}
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def weights_of(layer):
-    return {
-        weight.name: golden_cases.to_numpy(weight).astype("float64")
-        for weight in layer.weights
-    }
 
 
 def compressed(layer, x, real):

@@ -144,18 +144,17 @@ def test_caches_need_a_causal_model_and_a_start_that_reaches_the_latents():
         built("latents").make_cache(1, 4)
     model = built("causal")
     (x,) = arguments(model)
-    rule = "Received: 6 inputs with latents at places 6 to 8"
-    with pytest.raises(ValueError, match=rule):
-        model(x[:, :6], cache=model.make_cache(BATCH, LENGTH))
     cache = model.make_cache(BATCH, LENGTH)
-    with pytest.raises(ValueError, match="cache_index=8 with 2 inputs.*cache for 9"):
-        model(x[:, :2], cache=cache, cache_index=8)
-    with pytest.raises(ValueError, match="Received: training=True"):
-        model(x, cache=cache, training=True)
-    with pytest.raises(ValueError, match="`output_queries` must be"):
-        model(x, x, cache=cache)
-    with pytest.raises(ValueError, match="as many sequences as `inputs`"):
-        model(x, cache=model.make_cache(BATCH + 1, LENGTH))
+    others = model.make_cache(BATCH + 1, LENGTH)
+    for arrays, options, rule in (
+        ((x[:, :6],), {}, "Received: 6 inputs with latents at places 6 to 8"),
+        ((x[:, :2],), {"cache_index": 8}, "cache_index=8 with 2 inputs.*cache for 9"),
+        ((x,), {"training": True}, "Received: training=True"),
+        ((x, x), {}, "`output_queries` must be"),
+        ((x,), {"cache": others}, "as many sequences as `inputs`"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            model(*arrays, **{"cache": cache, **options})
     with pytest.raises(ValueError, match="Make one with `causal=True`"):
         other = built("latents")
         other(arguments(other)[0], cache=cache)

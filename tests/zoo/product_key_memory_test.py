@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from keras import ops
-from keras.src.testing import TestCase
 
 from routing_tf import layers
 from routing_tf import zoo
@@ -105,28 +104,6 @@ def test_dropout_is_seeded_and_only_in_training():
     plain, _ = golden_cases.run(built(), x, training=True)
     assert np.any(outputs[0] != plain)
     np.testing.assert_array_equal(golden_cases.run(layer, x)[0], plain)
-
-
-def test_survives_saving(tmp_path):
-    options = {"input_dropout": 0.1, "use_bias": True, "seed": 3}
-    layer = zoo.ProductKeyMemory(2, 7, 4, 6, value_dim=3, **options)
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 5, 6))
-    helpers.assert_keeps_settings(zoo.ProductKeyMemory(query_norm="batch"))
-
-
-@helpers.further_on_jax
-@pytest.mark.parametrize(
-    "query_norm", ["layer", pytest.param("batch", marks=pytest.mark.thorough)]
-)
-def test_passes_the_test_of_keras(query_norm):
-    TestCase().run_layer_test(
-        zoo.ProductKeyMemory,
-        {"num_heads": 2, "num_keys": 3, "top_k": 2, "key_dim": 4}
-        | {"query_norm": query_norm},
-        input_shape=(2, 6, 8),
-        supports_masking=True,
-        run_training_check=False,
-    )
 
 
 def test_mixed_precision_compares_scores_in_float32():

@@ -7,6 +7,7 @@ from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo import dense_blocks
+from tests.zoo.dense_blocks import softmax
 
 BATCH, LENGTH, DIM, HIDDEN, BLOCK = 2, 7, 6, 12, 4
 
@@ -33,11 +34,6 @@ def parts(layer, x):
 def output(layer, hidden):
     kernel, bias = dense_blocks.values(layer.output_kernel, layer.output_bias)
     return hidden @ kernel + bias
-
-
-def softmax(logits):
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def oracle(layer, x):

@@ -15,7 +15,7 @@ VOCABULARY = 11
 ON_JAX = keras.backend.backend() == "jax"
 # Routed heads beside those with a memory take JAX long to compile.
 further_with_sides = [pytest.mark.thorough] if ON_JAX else []
-SIDES = [False, pytest.param(True, marks=further_with_sides)]
+SIDES = [False, pytest.param(True, marks=pytest.mark.thorough)]
 
 
 @pytest.fixture(autouse=True)
@@ -213,30 +213,23 @@ def test_blocks_have_weights_of_their_own():
 
 
 def test_survives_saving(tmp_path):
-    options = {"segment_length": 4, "dropout": 0.1, "same_length": True}
-    layer = zoo.TransformerXLAttention(2, 3, 6, **options)
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 8, DIM))
-    options |= {"norm_position": "pre"}
+    options = {"segment_length": 4, "dropout": 0.1, "norm_position": "pre"}
     options |= {} if ON_JAX else {"side_attention": side_attention()}
     model = zoo.TransformerXLBackbone(9, 2, 2, 8, 6, 6, **options)
     helpers.assert_survives_saving(model, tmp_path, token_ids(8) % 9)
 
 
-def assert_trains(model, length):
-    """Fails unless `fit` with compiled steps lowers the loss."""
+@pytest.mark.thorough
+def test_trains(compiled):
+    """By `fit`, with compiled steps."""
     keras.utils.set_random_seed(0)
-    ids = keras.Input((length,), dtype="int32")
+    ids, model = keras.Input((LENGTH,), dtype="int32"), backbone(segment_length=4)
     lm = keras.Model(ids, keras.layers.Dense(VOCABULARY)(model(ids)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     lm.compile(keras.optimizers.Adam(0.01), loss, jit_compile=True)
-    x = token_ids(length)
+    x = token_ids()
     history = lm.fit(x, np.roll(x, -1, axis=1), epochs=24, verbose=0).history["loss"]
     assert history[-1] < 0.9 * history[0]
-
-
-@pytest.mark.thorough
-def test_trains(compiled):
-    assert_trains(backbone(segment_length=4, dropout=0.1), LENGTH)
 
 
 def assert_half_precision(make, length, **options):

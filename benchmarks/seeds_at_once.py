@@ -1,7 +1,7 @@
 """Trains the main job from several seeds at once: all take each step together, on JAX.
 
-    KERAS_BACKEND=jax python -m benchmarks.seeds_at_once --hparams=num_clusters=32
     KERAS_BACKEND=jax python -m benchmarks.seeds_at_once --hparams=routing=hashed
+    python -m benchmarks.seeds_at_once --problem=digits --hparams_set=digits_small
     python -m benchmarks.seeds_at_once --print_only
 
 A GPU is hardly busy with one small model, so several take little longer than one. Each
@@ -24,6 +24,7 @@ from benchmarks import recall_model
 from benchmarks import record
 from benchmarks.recall_data import EVALUATION_SEED
 from routing_tf import training
+from routing_tf.cli import commands
 from routing_tf.models.hyperparameters import parse_overrides
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.training import evaluation
@@ -38,6 +39,9 @@ def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
     define = {"flag_values": values}
     flags.DEFINE_string("hparams", "", "As of `routing_tf.train`.", **define)
+    flags.DEFINE_string("hparams_set", PRESET, "A preset to change.", **define)
+    flags.DEFINE_string("problem", "python_source", "What to train on.", **define)
+    flags.DEFINE_multi_string("problem_option", [], "As of `train`.", **define)
     flags.DEFINE_string("files", None, "Text files in place of Python's.", **define)
     flags.DEFINE_list("seeds", ["0", "1", "2"], "A model for each.", **define)
     flags.DEFINE_integer("train_steps", 900, "Steps.", lower_bound=1, **define)
@@ -78,15 +82,16 @@ def many_steps(step):
 
 
 def train(options):
-    """Trains and scores the models; returns bits per byte, one for each seed."""
+    """Trains and scores the models; returns bits per token, one for each seed."""
     check_backend()
     changes = parse_overrides(options.hparams)
-    settings = preset_hyperparameters(PRESET).replace(
+    settings = preset_hyperparameters(options.hparams_set).replace(
         **changes, train_steps=options.train_steps
     )
-    source = ("text_files", {"files": options.files}) if options.files else None
-    name, arguments = source or ("python_source", {})
-    config, problem = run_config.configure(name, settings, problem_options=arguments)
+    name, own = options.problem, commands.parse_problem_options(options.problem_option)
+    if options.files:
+        name, own = "text_files", {**own, "files": options.files}
+    config, problem = run_config.configure(name, settings, problem_options=own)
     size = evaluation.batch_size_of(config.hyperparameters, problem)
     states, data = [], []
     for seed in map(int, options.seeds):
@@ -106,7 +111,7 @@ def train(options):
 
 
 def score(lm, step, state, index, problem, options):
-    """Returns the bits per byte of one of the models on the test split."""
+    """Returns the bits per token of one of the models on the test split."""
     for variable, values in zip(step.variables, state, strict=True):
         variable.assign(values[index])
     found = evaluation.evaluate(lm, problem, "test", options.eval_examples)
@@ -175,20 +180,22 @@ def table(runs):
     rows = []
     for run in runs:
         s = run["settings"]
-        changed = s["hparams"].replace(",", ", ") or "as the main job"
-        rows.append([changed, s["data"], f"{s['steps']:,}", run["bits_per_byte"]])
-    return record.table(["hyperparameters", "data", "steps", "bits per byte"], rows)
+        changed = s["hparams"].replace(",", ", ") or "as the preset"
+        rows.append([changed, s["data"], s["preset"], f"{s['steps']:,}", run["bits"]])
+    heads = ["hyperparameters", "data", "preset", "steps", "bits per token"]
+    return record.table(heads, rows)
 
 
 def benchmark(options):
     """Trains what the file lacks; prints the table."""
     figures = record.Record(options.results)
     data = options.files and pathlib.Path(options.files).name
-    settings = {"hparams": options.hparams, "data": data or "Python's source"}
-    settings |= {"steps": options.train_steps, "seeds": [*map(int, options.seeds)]}
+    data = data or " ".join([options.problem, *options.problem_option])
+    settings = {"hparams": options.hparams, "data": data, "steps": options.train_steps}
+    settings |= {"seeds": [*map(int, options.seeds)], "preset": options.hparams_set}
     if not options.print_only and not figures.find(settings):
         device = jax.devices()[0].device_kind
-        figures.add(settings, {"bits_per_byte": train(options), "device": device})
+        figures.add(settings, {"bits": train(options), "device": device})
     print("\n".join(table(figures.runs)))
 
 

@@ -32,7 +32,7 @@ ROWS = {
     ],
     "token choice, 64 clusters, three settings, 4 clusters per query": [FOUR],
 }
-COLUMNS = [("Python's source", 900), ("Python's source", 9000), ("sotu.txt", 900)]
+COLUMNS = [("python_source", 900), ("python_source", 9000), ("sotu.txt", 900)]
 THREE = {"decay": 0.99, "anchor_weight": 0.5, "clusters_per_query": 2}
 RECALL_ROWS = {
     "token choice, exploring, three settings": ("token choice", 32, THREE, 2),
@@ -50,13 +50,30 @@ RECALL_ROWS = {
 RECALL_COLUMNS = [(128, 32), (256, 32), (512, 64)]  # length and window
 
 
+SEVERAL = "clusters_per_query=2,anchor_weight=0.5,centroid_decay=0.99,exploring_queries"
+IMAGE_ROWS = {
+    "token choice, as in the presets": ("", ""),
+    "token choice, more clusters, exploring": (
+        f"num_clusters=8,{SEVERAL}=16",
+        f"num_clusters=16,{SEVERAL}=64",
+    ),
+    "hashed": (HASHED, HASHED),
+    "random clusters": ("routing=random", "routing=random"),
+    "local": ("num_local_only_layers=3", "num_local_only_layers=4"),
+    "strided": ("num_routed_heads=0,num_strided_heads=2",) * 2,
+    "row and column": ("routing=axial", "routing=axial"),
+    "full": ("routing=full", "routing=full"),
+}
+IMAGES = ("digits", "image_folder folder=pictures")
+
+
 def runs_of(name):
     return json.loads((ROOT / "benchmarks" / name).read_text())["runs"]
 
 
-def rows_below(head):
-    """The cells of the rows below a heading of the page."""
-    lines = (ROOT / "docs/induction.md").read_text().splitlines()
+def rows_below(head, page="induction"):
+    """The cells of the rows below a heading of a page."""
+    lines = (ROOT / f"docs/{page}.md").read_text().splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(head))
     for line in lines[start + 2 :]:
         if not line.startswith("|"):
@@ -78,12 +95,32 @@ def test_the_table_of_language_has_the_figures_of_its_record():
     for name, *cells in rows:
         for (data, steps), cell in zip(COLUMNS, cells, strict=True):
             found = [
-                run["bits_per_byte"]
+                run["bits"]
                 for run in runs
                 if run["settings"]["hparams"] in ROWS[name]
                 and (run["settings"]["data"], run["settings"]["steps"]) == (data, steps)
             ]
             assert cell == shown(found[0] if found else []), (name, data, steps)
+
+
+def test_the_table_of_images_has_the_figures_of_its_record():
+    bits = {
+        (run["settings"]["hparams"], run["settings"]["data"]): run["bits"]
+        for run in runs_of("seeds_at_once.json")
+    }
+    rows = {
+        name: cells for name, *cells in rows_below("| heads | digits", "benchmarks")
+    }
+    assert rows == {
+        name: [shown(bits[each, data]) for each, data in zip(changes, IMAGES)]
+        for name, changes in IMAGE_ROWS.items()
+    }
+    names = "token choice, as in the presets", "local", "full"
+    routed, local, full = (rows[name][1].partition(" ")[0] for name in names)
+    assert (
+        f"reaches {routed} bits per dimension, with local heads {local} and with full "
+        f"attention {full}."
+    ) in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_the_table_of_recall_has_the_figures_of_its_record():

@@ -309,19 +309,15 @@ def test_the_mask_of_the_keys_counts_with_a_cache(case):
     masks = {"value_mask": mask(), "query_mask": helpers.tail_mask(LENGTH, 20, LENGTH)}
     masks["query_mask"][:, [2, 5, 13]] = False
 
-    def both(x, masks):
-        cache, outputs = layer.make_cache(2, LENGTH), []
-        for start, end in ((0, 9), (9, LENGTH)):
-            output, cache = layer(
-                x[:, start:end],
-                cache=cache,
-                cache_index=start,
-                **{name: each[:, start:end] for name, each in masks.items()},
-            )
-            outputs.append(output)
-        return whole(layer, x, **masks), ops.concatenate(outputs, axis=1)
+    def step(x, value_mask, query_mask, cache, start):
+        about = {"value_mask": value_mask, "query_mask": query_mask}
+        return layer(x, cache=cache, cache_index=start, **about)
 
-    expected, steps = compiled(both)(x, masks)
+    expected, _ = golden_cases.run(
+        layer, x, use_causal_mask=True, routing_scope="prefix", **masks
+    )
+    cache, arrays = layer.make_cache(2, LENGTH), (x, *masks.values())
+    steps, _ = helpers.in_pieces(step, [9, LENGTH - 9], arrays, cache)
     shown = masks["query_mask"] & masks["value_mask"]
     golden_cases.assert_close(steps[shown], expected[shown], 1e-5)
 

@@ -14,6 +14,7 @@ from routing_tf.layers.support.blocks import BlockedOrder
 from routing_tf.models import release
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 
 TOLERANCE = 1e-5
 LOCAL = ("2d_local", "local_norel", "local_rel", "local_rel_flange2x")
@@ -99,13 +100,7 @@ def test_local_heads_decode_as_in_the_release(name):
     golden_cases.assert_close(steps, whole, TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "2d_mixed" else pytest.mark.thorough)
-        for name in OTHERS
-    ],
-)
+@pytest.mark.parametrize("name", kinds.some(OTHERS, ["2d_mixed"]))
 def test_other_heads_decode_by_computing_all_anew(name):
     case, layer = load(name)
     tokens, later = (

@@ -8,6 +8,7 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import assert_follows
 
 BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 
@@ -101,17 +102,7 @@ def test_equals_the_formula(compression, ratio, window, length, memory_length, c
     real = helpers.mask_with_a_hole(memory_length, memory_length - 1, memory_length)
     real[1, 3:9] = False  # blocks of padding alone
     arrays = tokens(length, memory_length)
-
-    output, _ = golden_cases.run(
-        group,
-        *arrays,
-        value_mask=real,
-        use_causal_mask=causal,
-        is_cross_attention=length != memory_length,
-    )
-
-    expected = expected_output(group, *arrays, real, causal)
-    golden_cases.assert_close(output, expected, 1e-5)
+    assert_follows(expected_output, group, arrays, real, causal=causal)
 
 
 @pytest.mark.parametrize("name", ["full", "causal"])

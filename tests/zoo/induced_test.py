@@ -68,15 +68,9 @@ def test_equals_the_formula(use_layer_norm, length, memory_length):
     real = helpers.mask_with_a_hole(memory_length, memory_length - 2, 0)
     bias = helpers.normal(BATCH, memory_length, seed=5)
     arrays = tokens(length, memory_length)
-    output, _ = golden_cases.run(
-        group,
-        *arrays,
-        value_mask=real,
-        token_bias=bias,
-        is_cross_attention=length != memory_length,
+    output = dense_blocks.assert_follows(
+        expected_output, group, arrays, real, bias=bias
     )
-    expected = expected_output(group, *arrays, real, bias)
-    golden_cases.assert_close(output, expected, 1e-5)
     assert np.all(output[1] == 0.0)
 
 

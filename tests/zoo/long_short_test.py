@@ -8,6 +8,7 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import assert_follows
 
 BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 NORMS = ("window_key", "window_value", "landmark_key", "landmark_value")
@@ -93,15 +94,9 @@ def test_equals_the_formula(window, segment, landmarks, length, causal):
     group = built_group(window, segment, landmarks, max_relative_position=3)
     real = helpers.mask_with_a_hole(length, length - 1, length)
     real[1, :4] = False  # a segment of padding alone, and queries that see nothing
-    bias, arrays = helpers.normal(BATCH, length, seed=5), tokens(length)
-
-    output, _ = golden_cases.run(
-        group, *arrays, value_mask=real, token_bias=bias, use_causal_mask=causal
-    )
-
-    arrays = [x.astype("float64") for x in arrays]
-    expected = expected_output(group, *arrays, real, bias, causal)
-    golden_cases.assert_close(output, expected, 2e-5)
+    about = {"bias": helpers.normal(BATCH, length, seed=5), "causal": causal}
+    arrays = tokens(length)
+    output = assert_follows(expected_output, group, arrays, real, 2e-5, **about)
     if causal:
         assert np.all(output[1, :, :4] == 0.0)
 

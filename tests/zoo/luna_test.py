@@ -8,6 +8,7 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import assert_follows
 from tests.zoo.dense_blocks import softmax
 
 BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, PACKED = 2, 2, 21, 5, 4, 3
@@ -47,20 +48,9 @@ def test_equals_the_formula(causal, chunk_length, memory_length):
     group = built_group(chunk_length=chunk_length)
     real = helpers.mask_with_a_hole(memory_length, memory_length - 2, memory_length)
     real[1, :3] = False
-    bias, arrays = helpers.normal(BATCH, memory_length, seed=5), tokens(memory_length)
-
-    output, _ = golden_cases.run(
-        group,
-        *arrays,
-        value_mask=real,
-        token_bias=bias,
-        use_causal_mask=causal,
-        is_cross_attention=not causal,
-    )
-
-    arrays = [x.astype("float64") for x in arrays]
-    expected = expected_output(group, *arrays, real, bias, causal)
-    golden_cases.assert_close(output, expected, 1e-5)
+    about = {"bias": helpers.normal(BATCH, memory_length, seed=5), "causal": causal}
+    arrays = tokens(memory_length)
+    output = assert_follows(expected_output, group, arrays, real, **about)
     if causal:
         assert np.all(output[1, :, :3] == 0.0)
 

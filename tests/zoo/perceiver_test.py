@@ -8,6 +8,7 @@ from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 from tests.zoo import dense_blocks
 
 BATCH, LENGTH, DIM, LATENTS, SIZE = 2, 9, 6, 3, 4
@@ -118,10 +119,7 @@ CACHED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.thorough][: n != "shared"]) for n in CACHED],
-)
+@pytest.mark.parametrize("name", kinds.some(CACHED, ["shared"]))
 def test_steps_equal_a_pass_over_all_inputs(name):
     options, start, size = CACHED[name]
     model, real = built(causal=True, **options), real_inputs()

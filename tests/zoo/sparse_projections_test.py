@@ -8,6 +8,7 @@ from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 from tests.zoo import dense_blocks
 
 BATCH, LENGTH, DIM, KEY_DIM, HEADS = 2, 11, 8, 4, 2
@@ -169,10 +170,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(n, marks=[pytest.mark.thorough][: n != "default"]) for n in STEPS],
-)
+@pytest.mark.parametrize("case", kinds.some(STEPS, ["default"]))
 def test_steps_equal_the_whole(case):
     helpers.assert_steps_equal_the_whole(built(mixed(), **STEPS[case]), DIM)
 
@@ -277,13 +275,7 @@ def test_half_precision():
     golden_cases.assert_close(output, expected[:, 5:], 0.05)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(n, marks=[pytest.mark.thorough][: n != "small_modules"])
-        for n in CASES
-    ],
-)
+@pytest.mark.parametrize("case", kinds.some(CASES, ["small_modules"]))
 def test_survives_saving(case, tmp_path):
     options = {"kernel_regularizer": "l2", **CASES[case]}
     layer = zoo.SparseProjectionAttention(mixed(), KEY_DIM, **options)

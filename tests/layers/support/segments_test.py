@@ -324,20 +324,12 @@ def test_padding_with_the_id_of_a_document_does_not_end_it(kind, start):
     real = np.arange(9) * np.ones((BATCH, 1)) % 4 != (0 if start else 3)
     whole = called(attention, x, segment_ids=ids, query_mask=real, use_causal_mask=True)
 
-    def steps(x, ids, real):
-        cache, outputs = attention.make_cache(BATCH, 9), []
-        for now in [slice(start)] * bool(start) + [slice(start, 9)]:
-            output, cache = attention(
-                x[:, now],
-                segment_ids=ids[:, now],
-                query_mask=real[:, now],
-                cache=cache,
-                cache_index=np.int32(now.start or 0),
-            )
-            outputs.append(output)
-        return ops.concatenate(outputs, axis=1)
+    def step(x, ids, real, cache, start):
+        about = {"segment_ids": ids, "query_mask": real}
+        return attention(x, cache=cache, cache_index=start, **about)
 
-    found = helpers.compiled(steps, jit_compile=None)(x, ids, real)
+    sizes, cache = [start, 9 - start] if start else [9], attention.make_cache(BATCH, 9)
+    found, _ = helpers.in_pieces(step, sizes, (x, ids, real), cache)
     np.testing.assert_allclose(found[real], whole[real], rtol=1e-4, atol=5e-5)
 
 

@@ -5,7 +5,6 @@ from keras import ops
 
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.axes import side_by_side
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
@@ -14,6 +13,7 @@ from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import is_integer
 from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
+from routing_tf.zoo.parts.places import side_by_side
 
 __all__ = ["AxialHeads"]
 

@@ -195,9 +195,8 @@ class FeatureMapHeads(HeadGroup):
     def fill_cache(self, cache, inputs):
         pending = {}
         if self.key_shift:
-            inputs, pending["pending"] = pending_keys.offer_inputs(
-                pending_keys.forgotten(cache["pending"]), 0, inputs
-            )
+            before = pending_keys.forgotten(cache)["pending"]
+            inputs, pending["pending"] = pending_keys.offer_inputs(before, 0, inputs)
         return {**self.make_memory(inputs, inputs.value.shape[2]), **pending}
 
     def step(self, cache, index, inputs):

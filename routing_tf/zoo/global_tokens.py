@@ -6,7 +6,6 @@ from keras import ops
 from routing_tf.layers import ScaledDotProduct
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.axes import side_by_side
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.lengths import as_numbers
 from routing_tf.layers.support.lengths import is_known
@@ -21,6 +20,7 @@ from routing_tf.layers.support.validation import is_integer
 from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.places import side_by_side
 
 __all__ = ["GlobalHeads"]
 

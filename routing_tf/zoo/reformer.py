@@ -21,11 +21,11 @@ from routing_tf.layers.support import extremes
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import without_padding
-from routing_tf.layers.support.serialization import registered_as
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.registration import registered_as
 from routing_tf.zoo.parts.rounds import Rounds
 from routing_tf.zoo.parts.rounds import fold_inputs
 from routing_tf.zoo.parts.rounds import of_each_round
@@ -177,16 +177,10 @@ class ReformerHeads(HashedHeads):
         squares = ops.sum(ops.square(key), axis=-1, keepdims=True)
         return query, key * ops.rsqrt(ops.maximum(squares, LEAST_SQUARE))
 
-    def normalized_query(self, query):
+    def normalized(self, query, key):
         # Unit keys are not normalised yet.
-        has_unit_keys = self.normalization == "unit_keys"
-        base = HeadGroup if has_unit_keys else HashedHeads
-        return base.normalized_query(self, query)
-
-    def normalized_key(self, key):
-        has_unit_keys = self.normalization == "unit_keys"
-        base = HeadGroup if has_unit_keys else HashedHeads
-        return base.normalized_key(self, key)
+        base = HeadGroup if self.normalization == "unit_keys" else HashedHeads
+        return base.normalized(self, query, key)
 
     def routed_tokens(self, inputs, rule, training=False):
         inputs = fold_inputs(inputs, self.num_heads, self.num_rounds)

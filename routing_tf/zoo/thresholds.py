@@ -13,7 +13,6 @@ from routing_tf.layers.caches import rows
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.routing.last_members import LastMembers
-from routing_tf.layers.routing.next_members import NextMembers
 from routing_tf.layers.routing.routed_tokens import Assignment
 from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.support import backends
@@ -22,9 +21,9 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.masks import without_padding
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import registered_as
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.zoo.parts.registration import registered_as
 
 __all__ = ["MovingThresholds", "ThresholdHeads"]
 
@@ -97,12 +96,11 @@ class ThresholdHeads(RoutedHeads):
         super().build(query_shape, key_shape, value_shape)
         self.thresholds.build((None, self.num_key_heads, None, self.num_clusters))
 
-    def scores(self, streams, masks, training=None):
-        scores = super().scores(streams, masks, training=training)
-        return self.thresholds(list(scores), token_masks=masks, training=training)
-
-    def bare_scores(self, streams):
-        return self.thresholds.margins(super().bare_scores(streams))
+    def scores(self, streams, masks, training=None, adds_losses=True):
+        scores = list(super().scores(streams, masks, training, adds_losses))
+        if adds_losses:
+            return self.thresholds(scores, token_masks=masks, training=training)
+        return self.thresholds.margins(scores)
 
     def causal_rule(self, routing_scope=None, has_segments=False):
         return self.rule(AboveThreshold)
@@ -350,7 +348,7 @@ class AboveThreshold(LastMembers):
         is_member, clusters = self._joined(tokens)
         joins = backends.one_hot(clusters, self.num_clusters, dtype="int32")
         joins = ops.sum(joins * ops.cast(is_member, "int32")[..., None], axis=3)
-        members = NextMembers(
+        members = rings.NextMembers(
             cache,
             joins,
             read,

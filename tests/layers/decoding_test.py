@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers.support.blocks import BlockedOrder
+from routing_tf.layers.support.positions import Positions
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
@@ -144,7 +144,7 @@ GROUPS = {
 def test_steps_on_two_axes_follow_the_blocked_order(groups):
     layer = attention(*GROUPS[groups](), axes=2, use_gate=True)
     image = normal(2, 4, 6, DIM)
-    order = BlockedOrder((4, 6), (2, 3))
+    order = Positions((4, 6), (2, 3))
     # Native sparse heads refuse a bias.
     decoder = helpers.Decoder(layer, has_bias=groups != "chosen")
 
@@ -240,9 +240,7 @@ def test_a_start_scores_tokens_once():
     call = called_once(
         lambda x: layer(x, cache=layer.make_cache(1, LENGTH), cache_index=0)
     )
-    with unittest.mock.patch.object(
-        group, "bare_scores", wraps=group.bare_scores
-    ) as scores:
+    with unittest.mock.patch.object(group, "scores", wraps=group.scores) as scores:
         call(normal(1, 9, DIM))
     assert scores.call_count == 1
 

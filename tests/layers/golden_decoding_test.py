@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.support.blocks import BlockedOrder
+from routing_tf.layers.support.positions import Positions
 from routing_tf.models import release
 from tests import golden_cases
 from tests.layers import helpers
@@ -42,7 +42,7 @@ def order_of(case):
     """The order of the steps: the blocked one on two axes."""
     lengths = tuple(case.config["length"])
     blocks = case.config["query_shape"] if len(lengths) > 1 else (1,)
-    return BlockedOrder(lengths, tuple(blocks))
+    return Positions(lengths, tuple(blocks))
 
 
 def in_order(case, x):
@@ -74,11 +74,11 @@ def recompute(layer, tokens, later, order):
 def blanked(function, seen):
     """Returns a function of scores after which only the first tokens are routed."""
 
-    def scores(streams, masks, training=None):
+    def scores(streams, masks, *options):
         positions = np.arange(streams[0].shape[2])[:, None]
         return [
             ops.where(positions < seen["number"], x, NEVER_ROUTED)
-            for x in function(streams, masks, training=training)
+            for x in function(streams, masks, *options)
         ]
 
     return scores

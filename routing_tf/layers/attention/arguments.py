@@ -6,10 +6,8 @@ import keras
 from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.serialization import deserialize
-from routing_tf.layers.support.validation import check_choice
 
 #: Arguments of Keras's attention that have another name or no meaning here.
 OF_KERAS = {
@@ -57,16 +55,14 @@ def check_axes(name, x):
 
 def check_by_position(key, others):
     """Refuses masks that are passed by position, as older versions allowed."""
-    if others or getattr(key, "dtype", None) is not None and _is_boolean(key):
+    dtype = getattr(key, "dtype", None)
+    is_mask = dtype is not None and keras.backend.standardize_dtype(dtype) == "bool"
+    if others or is_mask:
         raise ValueError(
             "`query_mask`, `value_mask` and all arguments after `key` must be passed "
             "by name. Received: a mask or more than three arguments by position. Pass "
             "`attention(query, value, query_mask=..., value_mask=...)`"
         )
-
-
-def _is_boolean(x):
-    return keras.backend.standardize_dtype(x.dtype) == "bool"
 
 
 def check_key(query, value, key):
@@ -340,11 +336,6 @@ def masks_of_ids(ids, query_mask, value_mask):
     if query_mask is None and not has_mask:
         query_mask = ops.not_equal(query_ids, 0)
     return query_mask, value_mask
-
-
-def check_routing_scope(routing_scope):
-    """Refuses unknown routing scopes of a call."""
-    check_choice("routing_scope", routing_scope, (None, *ROUTING_SCOPES))
 
 
 def check_cache(cache, value, training, return_attention_scores):

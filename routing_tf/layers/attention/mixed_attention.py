@@ -10,6 +10,7 @@ from routing_tf.layers.attention.projection_config import ProjectionConfig
 from routing_tf.layers.attention.projections import Projections
 from routing_tf.layers.attention.rematerialization import computes_again
 from routing_tf.layers.attention.rematerialization import train_and_forget
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.stated_gradients import are_stated
@@ -318,7 +319,8 @@ class MixedAttention(Projections):
             # Keras converts each argument on its own: the same tensor becomes two.
             value = arguments.other_sequence(query, value, self_attention)
         if kwargs.get("cache") is not None:
-            kwargs = NotCast.wrap(kwargs)
+            index = kwargs.pop("cache_index", None)
+            kwargs["cache"] = NotCast.of(kwargs["cache"], index)
         return super().__call__(query, value, **kwargs)
 
     def call(
@@ -342,7 +344,7 @@ class MixedAttention(Projections):
         segment_ids=None,
     ):
         if routing_scope is not None:
-            arguments.check_routing_scope(routing_scope)
+            check_choice("routing_scope", routing_scope, (None, *ROUTING_SCOPES))
         cache = NotCast.of(cache, cache_index)
         query_mask = mask if query_mask is None else query_mask
         if value is not None or self_attention is not None:
@@ -390,9 +392,6 @@ class MixedAttention(Projections):
         if forgets_weights and group.has_softmax_alone(inputs, True):
             return group(inputs=inputs, training=True)
         return train_and_forget(group, inputs)
-
-    def compute_mask(self, query, previous_mask=None):
-        return previous_mask
 
     def compute_output_shape(self, query_shape, value_shape=None):
         return (*query_shape[:-1], self.output_dim or query_shape[-1])

@@ -215,15 +215,15 @@ class Projections(LowRankAdaptation):
         projected = self.projected(query, value)
         if shows_weights:
             projected = [(*rest, _with_identity(value)) for *rest, value in projected]
-        if positions.order is not None or memory_positions.order is not None:
+        if self._ordering_blocks is not None:
             orders = positions, memory_positions, memory_positions
             projected = [
                 [order.arrange(x) for order, x in zip(orders, own, strict=True)]
                 for own in projected
             ]
-        if query_mask is not None or positions.order is not None:
+        if query_mask is not None or self._ordering_blocks is not None:
             query_mask = positions.sequence("query_mask", query_mask, batch, fill=True)
-        if value_mask is not None or memory_positions.order is not None:
+        if value_mask is not None or self._ordering_blocks is not None:
             value_mask = memory_positions.sequence(
                 "value_mask", value_mask, batch, fill=True
             )
@@ -262,7 +262,7 @@ class Projections(LowRankAdaptation):
         """Returns the outputs of all head groups side by side, in order of position."""
         outputs = [ops.cast(output, self.compute_dtype) for output in outputs]
         joined = outputs[0] if len(outputs) == 1 else ops.concatenate(outputs, axis=1)
-        return joined if positions.order is None else positions.restore(joined)
+        return joined if positions.block_shape is None else positions.restore(joined)
 
     def positions_of(self, name, x):
         """Returns the `Positions` of a sequence.
@@ -272,7 +272,7 @@ class Projections(LowRankAdaptation):
             x: `<float>[batch, *lengths, dim]`.
         """
         if len(x.shape) == 3 and self._ordering_blocks is None:
-            return Positions((length_of(x, 1),), None)
+            return Positions((length_of(x, 1),))
         find = length_of if len(x.shape) == 3 else partial(static_length, name)
         lengths = tuple(find(x, axis) for axis in range(1, len(x.shape) - 1))
         return self.positions(name, f"{name}.shape={tuple(x.shape)}", lengths)

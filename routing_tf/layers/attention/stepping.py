@@ -26,7 +26,7 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
     positions = attention.positions(
         "max_length", f"max_length={max_length!r}", tuple(lengths)
     )
-    length, groups = positions.num_positions, attention.head_groups
+    length, groups = positions.length, attention.head_groups
     if value is None:
         caches = [group.make_cache(batch_size, length, positions) for group in groups]
         return {"tokens": caches, "segment": _no_segment(batch_size)}
@@ -200,7 +200,7 @@ def _step(attention, query, masks, cache, index):
     """Attends with tokens; `index` is a tensor. Only one may have a segment."""
     kind = "memory" if "memory" in cache else "tokens"
     caches, options = cache[kind], {}
-    positions = Positions((query.shape[1],), None)
+    positions = Positions((query.shape[1],))
     if masks.get("segment_ids") is not None:
         cache, options["segments"] = _in_segment(attention, masks, cache, index)
         caches = cache[kind]
@@ -215,7 +215,7 @@ def _step(attention, query, masks, cache, index):
             adds_losses=False,
         )
     else:
-        inputs = _queries_alone(attention, positions, query, masks)
+        inputs = _queries_alone(attention, query, masks)
     steps = [
         _in_pieces(group, kind, *each, index)
         for group, *each in zip(attention.head_groups, caches, inputs, strict=True)
@@ -264,7 +264,7 @@ def _with_masks_of_ids(query, masks):
     ids, _ = arguments.check_segment_ids(
         masks["segment_ids"], False, len(query.shape) - 2
     )
-    positions = Positions((query.shape[1],), None)
+    positions = Positions((query.shape[1],))
     ids = positions.sequence("segment_ids", ids, query.shape[0])
     given = masks["query_mask"], masks["value_mask"]
     query_mask, value_mask = arguments.masks_of_ids((ids, None), *given)
@@ -328,23 +328,20 @@ def _in_segment(attention, masks, cache, index):
     ids = ops.where(is_padding, segment["id"], ids)
     start = ops.where(restarts, index, segment["start"])
     end = ops.where(is_padding, segment["end"], index + 1)
+
+    def chosen(new, old):
+        rows = ops.reshape(restarts, (-1, *[1] * (len(old.shape) - 1)))
+        return ops.where(rows, new, old)
+
+    groups = zip(attention.head_groups, cache["tokens"], strict=True)
     caches = [
-        keras.tree.map_structure(
-            lambda new, old: ops.where(_rows_like(restarts, old), new, old),
-            group.restart_cache(own),
-            own,
-        )
-        for group, own in zip(attention.head_groups, cache["tokens"], strict=True)
+        keras.tree.map_structure(chosen, group.restart_cache(own), own)
+        for group, own in groups
     ]
     cache = {"tokens": caches, "segment": {"id": ids, "start": start, "end": end}}
     numbers = ops.zeros_like(ids)[:, None, None]
     starts = (start - index)[:, None, None]
     return cache, Segments(numbers, numbers, starts, starts)
-
-
-def _rows_like(x, other):
-    """Gives `[batch]` as many axes as another tensor has."""
-    return ops.reshape(x, (-1, *[1] * (len(other.shape) - 1)))
 
 
 def _refuse_segments_of_memory(segment_ids):
@@ -356,22 +353,11 @@ def _refuse_segments_of_memory(segment_ids):
         )
 
 
-def _queries_alone(attention, positions, query, masks):
-    """Returns the `HeadInputs` of each group for one token and a memory in a cache."""
-    mask = positions.sequence("query_mask", masks.get("query_mask"), query.shape[0])
-    return [
-        HeadInputs.of(
-            _compared_query(group, ops.cast(own, group.compute_dtype)),
-            query_mask=mask,
-            is_cross_attention=True,
-            adds_losses=False,
-        )
-        for group, own in zip(
-            attention.head_groups, attention.queries(query), strict=True
-        )
-    ]
-
-
-def _compared_query(group, query):
-    """Returns queries as `prepared` does; for another sequence they are not turned."""
-    return group.normalized_query(query) if group.compares_inputs else query
+def _queries_alone(attention, query, masks):
+    """Returns the `HeadInputs` of each group for tokens and a memory in a cache."""
+    mask = Positions((query.shape[1],)).sequence(
+        "query_mask", masks.get("query_mask"), query.shape[0]
+    )
+    options = {"query_mask": mask, "is_cross_attention": True, "adds_losses": False}
+    queries = zip(attention.head_groups, attention.queries(query), strict=True)
+    return [group.prepared(HeadInputs.of(own, **options)) for group, own in queries]

@@ -9,6 +9,7 @@ from routing_tf.layers.blocks.embeddings import GridEmbedding
 from routing_tf.layers.blocks.embeddings import TokenEmbedding
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.positions import Positions
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_positive_integer
@@ -108,7 +109,7 @@ class SubpixelEmbedding(ConfiguredLayer):
         _check_rank("images", images_shape)
         _, height, width, channels = images_shape
         self.width, self.num_channels = width, channels
-        self.order = blocks.BlockedOrder(
+        self.order = Positions(
             self.lengths(images_shape), self.block_shape or self.lengths(images_shape)
         )
         if self.order.is_padded:

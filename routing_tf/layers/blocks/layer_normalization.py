@@ -40,8 +40,7 @@ class LayerNormalization(keras.layers.LayerNormalization):
             variance = _mean(ops.square(inputs - average))
             slope = ops.rsqrt(variance + self.epsilon)
 
-            def gradient(*args, upstream=None):
-                (upstream,) = args or (upstream,)
+            def gradient(upstream):
                 unit = (inputs - average) * slope
                 along = upstream * unit
                 of_scale, of_offset = (_sum_of_rows(x) for x in (along, upstream))

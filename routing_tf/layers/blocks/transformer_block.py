@@ -193,15 +193,11 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         self.use_causal_mask = use_causal_mask
         self.remat = remat
         self.remat_feed_forward = remat_feed_forward
-        if self.attention is not None:
-            self.attention_input = self._steps("attention_input", 0)
-            self.attention_output = self._steps("attention_output", 1)
-        if self.cross_attention is not None:
-            self.cross_attention_input = self._steps("cross_attention_input", 0)
-            self.cross_attention_output = self._steps("cross_attention_output", 1)
-        if self.feed_forward is not None:
-            self.feed_forward_input = self._steps("feed_forward_input", 0)
-            self.feed_forward_output = self._steps("feed_forward_output", 1)
+        for part in self.parts:
+            for side, letters in zip(("input", "output"), STEPS[norm_position]):
+                name, dtype = f"{part}_{side}", self.dtype_policy
+                steps = SublayerSteps(letters, dropout, name=name, dtype=dtype)
+                setattr(self, name, steps)
         if remat:
             computes_again(self, True)
 
@@ -210,10 +206,6 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         """Names of the parts in their order: the attributes that hold them."""
         names = ("attention", "cross_attention", "feed_forward")
         return [name for name in names if getattr(self, name) is not None]
-
-    def _steps(self, name, side):
-        steps = STEPS[self.norm_position][side]
-        return SublayerSteps(steps, self.dropout, name=name, dtype=self.dtype_policy)
 
     def build(self, inputs_shape, memory_shape=None):
         for name in self.parts:
@@ -333,23 +325,19 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
                     x, caches[name] = self._step_forward(x, padding_mask, cache)
                 continue
             y = getattr(self, f"{name}_input")(x, training=training)
-            if cache is None:
-                y = getattr(self, name)(
-                    y,
-                    query_mask=padding_mask,
-                    training=training,
-                    segment_ids=segments.get(name),
-                    **options[name],
-                )
-            else:
-                y, caches[name] = getattr(self, name)(
-                    y,
-                    query_mask=padding_mask,
-                    training=training,
-                    segment_ids=segments.get(name),
-                    cache=cache.cache[name],
-                    cache_index=cache.cache_index,
-                )
+            own = options[name]
+            if cache is not None:
+                index = cache.cache_index
+                own = {"cache": cache.cache[name], "cache_index": index}
+            y = getattr(self, name)(
+                y,
+                query_mask=padding_mask,
+                training=training,
+                segment_ids=segments.get(name),
+                **own,
+            )
+            if cache is not None:
+                y, caches[name] = y
             x = getattr(self, f"{name}_output")(y, residual=x, training=training)
         return x, caches
 

@@ -30,9 +30,12 @@ def none(batch_size, **keys):
     return {**keys, "position": position}
 
 
-def forgotten(pending):
-    """Returns what is held as it was before the first token."""
-    return {**pending, "position": ops.full_like(pending["position"], NO_POSITION)}
+def forgotten(cache):
+    """Returns a cache without the key that it holds as `"pending"`, if any."""
+    if "pending" not in cache:
+        return cache
+    position = ops.full_like(cache["pending"]["position"], NO_POSITION)
+    return {**cache, "pending": {**cache["pending"], "position": position}}
 
 
 def offer(pending, index, mask, **keys):

@@ -24,10 +24,8 @@ def make(group, batch_size, num_tokens):
 
 def restarted(cache):
     """Returns a cache as it was before the first token."""
-    cache = {**cache, "positions": ops.full_like(cache["positions"], -1)}
-    if "pending" in cache:
-        cache["pending"] = pending_keys.forgotten(cache["pending"])
-    return cache
+    positions = ops.full_like(cache["positions"], -1)
+    return {**pending_keys.forgotten(cache), "positions": positions}
 
 
 def fill(group, cache, inputs):

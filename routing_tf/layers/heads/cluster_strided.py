@@ -1,7 +1,6 @@
 """Strided attention in the order of distance to a centroid."""
 
 import keras
-from keras import ops
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing import membership
@@ -96,12 +95,3 @@ class ClusterStridedHeads(ClusteredHeads):
     def choose_in_segments(self, assigned, starts, mask, training=None):
         window = self.attention_window
         return segment_members.strided_choice(assigned.scores, window, starts, mask)
-
-    def num_candidates(self, length):
-        return length
-
-    def is_member(self, ranks, num_tokens):
-        stride = ops.maximum(num_tokens // self.attention_window, 1)
-        return ops.logical_and(
-            ranks % stride == 0, ranks < stride * self.attention_window
-        )

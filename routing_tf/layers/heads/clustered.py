@@ -194,25 +194,20 @@ class ClusteredHeads(HeadGroup):
                 None if mask is None else ops.tile(mask, (1, 1, x.shape[1] // number))
                 for mask, x in zip(masks, own, strict=True)
             ]
-        if adds_losses:
-            scores = self.scores(streams, masks, training=training)
-        else:
-            scores = self.bare_scores(streams)
+        scores = self.scores(streams, masks, training, adds_losses)
         if is_grouped:
             scores = [
                 key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
             ]
         return [Assignment(own, self.num_clusters) for own in scores]
 
-    def scores(self, streams, masks, training=None):
+    def scores(self, streams, masks, training=None, adds_losses=True):
         """Scores tokens against the centroids, `<float32>[B, H, L, K]` each.
 
-        Args and state: as in `assign`.
+        Args and state: as in `assign`; without losses no state moves.
         """
-        return self.kmeans(tuple(streams), token_mask=masks, training=training)
-
-    def bare_scores(self, streams):
-        """Returns the result of `scores`, without adding a loss or moving state."""
+        if adds_losses:
+            return self.kmeans(tuple(streams), token_mask=masks, training=training)
         return [self.kmeans.scores(stream) for stream in streams]
 
     @property
@@ -254,17 +249,6 @@ class ClusteredHeads(HeadGroup):
         return segment_members.expert_choice(
             assigned.scores, window, starts, mask, near_tie
         )
-
-    def num_candidates(self, length):
-        """Returns how many tokens of a prefix of this length can be members."""
-        raise NotImplementedError
-
-    def is_member(self, ranks, num_tokens):
-        """Tells which tokens of a prefix are members.
-
-        `ranks` count its tokens that score higher.
-        """
-        raise NotImplementedError
 
     def shifted(self, inputs):
         # Members are keys, so values are moved to them.
@@ -347,8 +331,8 @@ class ClusteredHeads(HeadGroup):
         assigned = self.assign(streams, masks, training, inputs.adds_losses)
         shares_vectors = query is key
         if self.qk_norm:
-            query, key = self.normalized_query(query), self.normalized_key(key)
-            shares_vectors = query is key
+            query, key = self.normalized(query, key)
+            shares_vectors = False
         if self.rotary_positions:
             query = self.rotated(query, inputs)
             key = query if shares_vectors else self.rotated(key, inputs)
@@ -364,15 +348,9 @@ class ClusteredHeads(HeadGroup):
             shares_clusters,
         )
 
-    def normalized_query(self, query):
-        if not self.qk_norm:
-            return query
-        return query * ops.cast(self.query_scale, query.dtype)
-
-    def normalized_key(self, key):
-        if not self.qk_norm:
-            return key
-        return key * ops.cast(self.key_scale, key.dtype)
+    def normalized(self, query, key):
+        given = (query, self.query_scale), (key, self.key_scale)
+        return [x * ops.cast(scale, x.dtype) for x, scale in given]
 
     def vectors(self, inputs):
         """Returns normalised queries and keys, `<float32>`; the same if they are."""

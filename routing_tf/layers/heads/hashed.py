@@ -5,9 +5,10 @@ from keras import ops
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing import segment_members
-from routing_tf.layers.routing.cluster_order import first_members
+from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.support.gathering import entries_at
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.serialization import class_of_the_zoo
@@ -168,7 +169,11 @@ class HashedHeads(ClusteredHeads):
         # the members, so that ranks count members alone.
         buckets, _ = assigned.apart_from_padding(mask)
         length = length_of(buckets, 2)
-        return first_members(buckets, self.num_clusters, self.window(length))
+        found = SortedTokens(buckets, self.num_clusters + 1)
+        first, counts = (x[..., :-1, None] for x in (found.starts, found.counts))
+        ranks = numbers(self.window(length))
+        members = entries_at(found.tokens, ops.minimum(first + ranks, length - 1))
+        return members, ranks < counts
 
     def choose_in_segments(self, assigned, starts, mask, training=None):
         is_member = assigned.numbers[:, :, None] == numbers(self.num_clusters)[:, None]

@@ -18,7 +18,6 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import of_length
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import class_of_config
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
@@ -312,7 +311,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
             for x in (query, key, value)
         )
         if self.compares_inputs and self.qk_norm:
-            query, key = self.normalized_query(query), self.normalized_key(key)
+            query, key = self.normalized(query, key)
         if self.compares_inputs and self.rotary_positions:
             query, key = (self.rotated(x, inputs) for x in (query, key))
         inputs = dataclasses.replace(
@@ -326,27 +325,19 @@ class HeadGroup(Stepwise, ConfiguredLayer):
             return inputs
         return self.for_queries(inputs)
 
-    def normalized_query(self, query):
-        """Returns scaled queries as they are compared, not yet turned; None for None.
+    def normalized(self, query, key):
+        """Returns scaled queries, and keys, with `qk_norm`; not yet turned.
 
         Args:
             query: `<float>[batch, heads, length, key_dim]`, or None.
+            key: likewise.
         """
-        if query is None or not self.qk_norm:
-            return query
-        # Projections have already multiplied queries by it.
-        factor = query.shape[-1] ** -0.5
-        return root_mean_square.normalized(query, self.query_scale, factor)
-
-    def normalized_key(self, key):
-        """Returns keys as they are compared, not yet turned; None for None.
-
-        Args:
-            key: `<float>[batch, heads, length, key_dim]`, or None.
-        """
-        if key is None or not self.qk_norm:
-            return key
-        return root_mean_square.normalized(key, self.key_scale)
+        # Projections have already multiplied queries by the factor.
+        given = (query, self.query_scale, self.key_dim**-0.5), (key, self.key_scale)
+        return [
+            None if x is None else root_mean_square.normalized(x, *options)
+            for x, *options in given
+        ]
 
     def rotated(self, x, inputs):
         """Returns queries or keys as they are compared, turned by their positions.
@@ -436,11 +427,6 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     def padding_mask(self, mask):
         """Returns the mask of padding that queries see, arranged in windows."""
         return mask
-
-    @classmethod
-    def from_config(cls, config):
-        found, config = class_of_config(cls, config)
-        return super(HeadGroup, found).from_config(config)
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])

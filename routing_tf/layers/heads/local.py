@@ -107,8 +107,6 @@ class LocalHeads(HeadGroup):
     tokens_per_step = 256
     # Each of them reads a copy of its window.
     queries_per_step = 32
-    # Whether keys and values outside the sequence must be zero.
-    reads_outside = False
     # Whether the padding of a memory is also cut into blocks.
     shares_padding = False
 
@@ -154,6 +152,8 @@ class LocalHeads(HeadGroup):
         real = self._real(length_of(inputs.value, 2), inputs.value_mask)
 
         def deal_out(x):
+            if x is None:
+                return None
             x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:]))
             cut = blocks.break_into_blocks(x, self.dilation, axis=2)
             first = ops.moveaxis(cut, 3, 1)
@@ -165,17 +165,12 @@ class LocalHeads(HeadGroup):
             segments = dataclasses.replace(segments, query=query, value=value)
         parts = dataclasses.replace(
             inputs,
+            query=deal_out(inputs.query),
+            key=deal_out(inputs.key),
+            value=deal_out(inputs.value),
+            value_mask=deal_out(real),
+            token_bias=deal_out(inputs.token_bias),
             segments=segments,
-            **{
-                name: None if x is None else deal_out(x)
-                for name, x in (
-                    ("query", inputs.query),
-                    ("key", inputs.key),
-                    ("value", inputs.value),
-                    ("value_mask", real),
-                    ("token_bias", inputs.token_bias),
-                )
-            },
         )
         output = self._attend_in_blocks(parts, training)
         shape = (batch, self.dilation, *ops.shape(output)[1:])
@@ -186,9 +181,7 @@ class LocalHeads(HeadGroup):
         length = length_of(inputs.query, 2)
         memory_length = length_of(inputs.value, 2)
         grid, block, memory_block = self._layout(inputs, length)
-        windows = functools.partial(
-            self._windows, inputs, length, grid, block, memory_block
-        )
+        window = self._windows(inputs, length, grid, block, memory_block)
         differs = self.memory_block_shape not in (None, self.block_shape)
         if is_known(block, memory_block):
             differs = block != memory_block
@@ -200,15 +193,11 @@ class LocalHeads(HeadGroup):
                 f"block_shape={self.block_shape}. Leave it out"
             )
         is_causal = inputs.use_causal_mask
-        # A bias that hides a key in float16 does not hide it if its logit is very
-        # large.
-        reads_outside = self.reads_outside or self.compute_dtype == "float16"
-        window = windows(zero_outside=reads_outside)
         bias = None
         if inputs.token_bias is not None:
             bias = window(inputs.token_bias)[..., None, :]
         real = self._real(memory_length, inputs.value_mask)
-        real = windows()(real)
+        real = window(real)
         num_slots = length_of(real, -1)
         mask = self.padding_mask(real)[..., None, :]
         if is_causal and len(grid) > 1:
@@ -216,7 +205,7 @@ class LocalHeads(HeadGroup):
         in_blocks = functools.partial(
             blocks.break_into_blocks, block_length=block, axis=2
         )
-        own = segment_mask(inputs.segments, in_blocks, windows())
+        own = segment_mask(inputs.segments, in_blocks, window)
         output = self.dot_product(
             in_blocks(inputs.query),
             window(inputs.key),
@@ -294,25 +283,22 @@ class LocalHeads(HeadGroup):
         )
         return output[:, :, :, 0], cache
 
-    def _windows(self, inputs, length, grid, block, memory_block, zero_outside=True):
+    def _windows(self, inputs, length, grid, block, memory_block):
         """Returns the function that arranges `[batch, heads, memory length, ...]`."""
         if self._shares_real_tokens(inputs) and inputs.value_mask is not None:
-            window = *grid, memory_block, self._flange()[0]
-            own = local_windows.shares(inputs.value_mask, length, *grid, block)
-            return functools.partial(
-                local_windows.gather_windows,
-                *local_windows.places_of_windows(own, *window),
-            )
+            sizes = length, *grid, block, memory_block, self._flange()[0]
+            places = local_windows.places_of_windows(inputs.value_mask, *sizes)
+            return functools.partial(local_windows.gather_windows, *places)
         before = self._flange()
         after = (0, *before[1:]) if inputs.use_causal_mask else before
 
         def window(x):
             x = blocks.pad_to_multiple(x, math.prod(grid) * memory_block, axis=2)
-            x = local_windows.unfold(
-                blocks.break_into_blocks(x, memory_block, axis=2), grid
-            )
-            x = blocks.memory_windows(x, before, after, 2, zero_outside)
-            return local_windows.fold(x, len(grid))
+            batch, heads, _, *rest = ops.shape(x)
+            x = ops.reshape(x, (batch, heads, *grid, memory_block, *rest))
+            x = blocks.memory_windows(x, before, after, axis=2)
+            window = ops.shape(x)[2 + len(grid)]
+            return ops.reshape(x, (batch, heads, math.prod(grid), window, *rest))
 
         return window
 

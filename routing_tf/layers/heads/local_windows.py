@@ -1,7 +1,5 @@
 """Windows of the blocks of a memory that local heads cut up to its last real token."""
 
-import math
-
 from keras import ops
 
 from routing_tf.layers.caches.rows import last_token
@@ -10,32 +8,19 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 
 
-def shares(mask, length, num_blocks, block):
-    """Returns the length of the memory's blocks, `<int32>[batch, 1, 1, 1]`.
-
-    They leave out padding after the last real token of a row of the mask
-    `<bool>[batch, 1, memory length]`. A memory as long as the query has the query's
-    blocks.
-    """
-    count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
-    share = ops.maximum(-(-count // num_blocks), 1)
-    return ops.where(count == length, block, share)
-
-
-def places_of_windows(own, num_blocks, share, flange):
+def places_of_windows(mask, length, num_blocks, block, share, flange):
     """Returns the places in a memory of the slots of each block's window.
 
-    Args:
-        own: length of a block, at most `share`, `<int32>[batch, 1, 1, 1]`.
-        num_blocks: number of blocks.
-        share: number of slots of a block in a window.
-        flange: number of blocks on each side of the query's block.
-
-    Returns:
-        Places `<int32>[batch, 1, blocks, window]`, and whether there is one.
+    Blocks of the memory leave out padding after the last real token of a row of the
+    mask `<bool>[batch, 1, memory length]`. A memory as long as the query, `length`, has
+    the query's blocks. A block has `share` slots in a window, and `flange` blocks are
+    on each side of it. Returns places `<int32>[batch, 1, blocks, window]`, and whether
+    there is one.
     """
-    before = flange * share
-    distance = numbers((2 * flange + 1) * share) - before
+    count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
+    own = ops.maximum(-(-count // num_blocks), 1)
+    own = ops.where(count == length, block, own)
+    distance = numbers((2 * flange + 1) * share) - flange * share
     is_near = ops.logical_and(distance >= -flange * own, distance < (flange + 1) * own)
     places = numbers(num_blocks)[:, None] * own + distance
     return places, ops.logical_and(is_near, places >= 0)
@@ -57,17 +42,3 @@ def gather_windows(places, is_place, x):
     else:
         found, is_place = gathering.gather(x, places), is_place[..., None]
     return ops.where(is_place, found, ops.zeros_like(found))
-
-
-def unfold(x, grid):
-    """From `[batch, heads, blocks, slots, ...]` to an axis for each of the grid's."""
-    shape = ops.shape(x)
-    return ops.reshape(x, (*shape[:2], *grid, *shape[3:]))
-
-
-def fold(x, axes):
-    """Undoes `unfold`."""
-    shape = ops.shape(x)
-    return ops.reshape(
-        x, (*shape[:2], math.prod(shape[2 : 2 + axes]), *shape[2 + axes :])
-    )

@@ -93,13 +93,12 @@ class RandomHeads(ClusteredHeads):
         return np.moveaxis(scores, 1, 0)[None]
 
     def assign(self, streams, masks, training=None, adds_losses=True):
-        lengths = [static_length("query", stream, axis=2) for stream in streams]
-        scores = [self.random_scores(length) for length in lengths]
-        scores = [
-            ops.broadcast_to(each, (ops.shape(stream)[0], *each.shape[1:]))
-            for each, stream in zip(scores, streams, strict=True)
-        ]
-        return [Assignment(each, self.num_clusters) for each in scores]
+        assigned = []
+        for stream in streams:
+            scores = self.random_scores(static_length("query", stream, axis=2))
+            scores = ops.broadcast_to(scores, (ops.shape(stream)[0], *scores.shape[1:]))
+            assigned.append(Assignment(scores, self.num_clusters))
+        return assigned
 
     def routed_tokens(self, inputs, rule, training=False):
         tokens = super().routed_tokens(inputs, rule, training)

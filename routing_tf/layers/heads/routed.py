@@ -202,12 +202,6 @@ class RoutedHeads(ClusteredHeads):
                 '`routing="expert_choice"`'
             )
 
-    def num_candidates(self, length):
-        return self.window(length)
-
-    def is_member(self, ranks, num_tokens):
-        return ranks < self.attention_window
-
 
 def check_clusters_per_query(settings):
     """Raises a `ValueError` unless a query can read that many clusters.

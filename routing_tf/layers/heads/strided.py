@@ -8,7 +8,6 @@ from keras import ops
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.segments import segment_mask
@@ -69,15 +68,13 @@ class StridedHeads(HeadGroup):
         own = segment_mask(inputs.segments, self.at_places, self.at_places)
         query = self.at_places(inputs.query)
         key = self.at_places(inputs.key)
-        if inputs.use_causal_mask:
-            block = numbers(length_of(query, 3))
-            mask = combine_masks(mask, block <= block[:, None])
         output = self.dot_product(
             query,
             key,
             self.at_places(inputs.value),
             attention_mask=combine_masks(mask, own),
             bias=bias,
+            use_causal_mask=inputs.use_causal_mask,
             training=training,
         )
         return blocks.put_back_blocks(ops.swapaxes(output, 2, 3), length, axis=2)

@@ -12,7 +12,17 @@ from routing_tf.layers.support.masks import without_padding
 
 
 class AllScores(Prefixes):
-    """Prefixes in which any token may become a member later; caches contain all."""
+    """Prefixes whose members are evenly spread over the order of scores.
+
+    Any token may become a member later, so caches contain all.
+    """
+
+    def num_candidates(self, length):
+        return length
+
+    def is_member(self, ranks, num_tokens):
+        stride = ops.maximum(num_tokens // self.window, 1)
+        return ops.logical_and(ranks % stride == 0, ranks < stride * self.window)
 
     def make_cache(self, batch_size, max_length):
         names = {"key": self.num_key_heads}

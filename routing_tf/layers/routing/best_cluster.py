@@ -47,7 +47,7 @@ class BestCluster(Rule):
             gathering.gather(inputs.value, members),
             attention_mask=self.member_mask(inputs, members, filled),
             bias=self.member_bias(inputs, members),
-            distances=_distances(order, length_of(members, -1)),
+            distances=numbers(length_of(members, -1)) - order.ranks()[..., None],
             training=training,
         )
         return without_padding(order.restore(output), inputs.query_mask)
@@ -86,7 +86,3 @@ class BestCluster(Rule):
         )
         output = without_padding(output[:, :, :, 0], mask)
         return output, {**cache, "counts": counts[:, :, -1]}
-
-
-def _distances(order, window):
-    return numbers(window) - order.ranks()[..., None]

@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing import membership
 from routing_tf.layers.routing.prefixes import Prefixes
@@ -10,6 +11,7 @@ from routing_tf.layers.support import extremes
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.masks import without_padding
 
@@ -30,6 +32,12 @@ class BestMembers(Prefixes):
     #: Who is a member at a token depends on who left before.
     tokens_per_step = 1
 
+    def num_candidates(self, length):
+        return smaller(self.window, length)
+
+    def is_member(self, ranks, num_tokens):
+        return ranks < self.window
+
     def make_cache(self, batch_size, max_length):
         lists = {"key_scores": (batch_size, self.num_key_heads, self.num_clusters)}
         if not self.shares_vectors:
@@ -47,7 +55,7 @@ class BestMembers(Prefixes):
 
     def restart(self, cache):
         lists = {n: ops.full_like(cache[n], NO_TOKEN) for n in _lists(cache)}
-        return {**self._restarted(cache), **lists}
+        return {**pending_keys.forgotten(cache), **lists}
 
     def fill_cache(self, cache, tokens):
         cache, offered = self._offered(self.restart(cache), 0, tokens)
@@ -64,52 +72,47 @@ class BestMembers(Prefixes):
         cache, offered = self._offered(cache, index, tokens)
         row = rows.of_tokens(offered)
         scores = {name: _scores(tokens, name)[..., 0] for name in _lists(cache)}
-        place, enters = self._entry(cache["key_scores"], scores["key_scores"])
         if self.key_shift:
             # The key before this one is read, with its own value.
-            cache = self._with_member(
-                cache, _scores(offered, "key_scores")[..., 0], row
-            )
-            place, enters = self._entry(cache["key_scores"], scores["key_scores"])
-            visible, distances = _visible(cache["key_scores"], place, enters)
-            visible, distances = visible[..., :-1], distances[..., :-1]
-            members = cache["rows"]
+            offered_scores = _scores(offered, "key_scores")[..., 0]
+            cache, _ = self._with_member(cache, offered_scores, row)
+        # The members behind the token, which stands in the last place if it is one.
+        seen, enters = self._with_member(cache, scores["key_scores"], row)
+        places = numbers(self.window) - (self.window - 1)
+        visible = seen["key_scores"] > NO_TOKEN / 2
+        if self.key_shift:
+            is_own = ops.logical_and(enters[..., None], places == 0)
+            visible = ops.logical_and(visible, ops.logical_not(is_own))
         else:
-            visible, distances = _visible(cache["key_scores"], place, enters)
-            everywhere = _everywhere(row, cache["rows"])
-            members = ops.concatenate([cache["rows"], everywhere], axis=3)
-            cache = self._with_member(cache, scores["key_scores"], row)
-        is_member = enters
+            cache = seen
         if "query_scores" in scores:
             own, new = cache["query_scores"], scores["query_scores"]
-            place, is_member = self._entry(own, new)
-            own = _append(own, new[..., None], place, is_member[..., None])
+            place, enters = self._entry(own, new)
+            own = _append(own, new[..., None], place, enters[..., None])
             cache = {**cache, "query_scores": own}
         query = ops.cast(tokens.query, self.compute_dtype)[:, :, None]
-        visible, distances, is_member = (
-            key_heads.for_queries(x, query.shape[1])
-            for x in (visible, distances, is_member)
+        visible, enters = (
+            key_heads.for_queries(x, query.shape[1]) for x in (visible, enters)
         )
         output = rows.attend_to_rows(
-            self, query, members, visible[..., None, :], distances[..., None, :]
+            self, query, seen["rows"], visible[..., None, :], places
         )
-        output = self.mean_over_clusters(output[..., 0, :], is_member, axis=2)
+        output = self.mean_over_clusters(output[..., 0, :], enters, axis=2)
         return without_padding(output[:, :, None], tokens.inputs.query_mask), cache
 
     def _with_member(self, cache, scores, row):
-        """Puts a token's scores `[B, H, K]` and row `[B, H, 1, E]` into the lists."""
+        """Puts a token's scores `[B, H, K]` and row `[B, H, 1, E]` into the lists.
+
+        Also returns the clusters that it enters, `<bool>[B, H, K]`.
+        """
         place, enters = self._entry(cache["key_scores"], scores)
-        moves = enters[..., None]
-        return {
-            **cache,
+        moves, everywhere = enters[..., None], ops.shape(cache["rows"][:, :, :, :1])
+        row = ops.broadcast_to(row[:, :, None], everywhere)
+        lists = {
             "key_scores": _append(cache["key_scores"], scores[..., None], place, moves),
-            "rows": _append(
-                cache["rows"],
-                _everywhere(row, cache["rows"]),
-                place[..., None],
-                moves[..., None],
-            ),
+            "rows": _append(cache["rows"], row, place[..., None], moves[..., None]),
         }
+        return {**cache, **lists}, enters
 
     def _best(self, scores):
         """Positions and scores of the best tokens, by position, behind empty places."""
@@ -156,25 +159,6 @@ def _scores(tokens, name):
         mask, found = tokens.query_mask, tokens.of_queries
     scores = ops.swapaxes(found.scores, 2, 3)
     return scores if mask is None else ops.where(mask[:, :, None], scores, NO_TOKEN)
-
-
-def _everywhere(row, like):
-    """From a row `[B, H, 1, E]` to one for each cluster `[B, H, K, 1, E]`."""
-    return ops.broadcast_to(row[:, :, None], ops.shape(like[:, :, :, :1]))
-
-
-def _visible(scores, place, enters):
-    """Tells whom a new token sees, itself included, and at what distances."""
-    places = numbers(scores.shape[-1])
-    enters = enters[..., None]
-    stays = ops.logical_not(ops.logical_and(places == place, enters))
-    visible = ops.logical_and(scores > NO_TOKEN / 2, stays)
-    visible = ops.concatenate([visible, enters], axis=-1)
-    # Ranks count from the last member, which is the new one if it enters.
-    distances = places - places[-1]
-    behind_all = ops.cast(ops.logical_and(enters, places > place), "int32")
-    distances = distances - behind_all
-    return visible, ops.concatenate([distances, ops.zeros_like(place)], axis=-1)
 
 
 def _append(x, new, place, moves):

@@ -12,10 +12,9 @@ heads and sequences, C slots of a chunk, S slots that a chunk reads, D dim.
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.routing.cluster_order import inverse
-from routing_tf.layers.routing.cluster_order import sort_by_cluster
 from routing_tf.layers.support.gathering import entries_at
-from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.stated_gradients import stated_gradient
 
 # The number of chunks is rounded up to a multiple of this, because libraries prepare
@@ -53,24 +52,6 @@ class ClusterBlocks:
     Attributes:
         offset: slot at which a chunk's own tokens start among those that it reads, S -
             C.
-
-    Example:
-
-    ```python
-    import keras
-    import numpy as np
-    from keras import ops
-    from routing_tf.layers.routing.cluster_blocks import ClusterBlocks
-
-    clusters = np.array([[[1, 0, 1, 1]]], "int32")
-    tokens = np.array([[[[5.0], [6.0], [7.0], [8.0]]]], "float32")
-    if keras.backend.backend() == "tensorflow":
-        blocks = ClusterBlocks(clusters, 2, 2, block_size=2, chunk_size=1)
-        first, later, windows = blocks.arrange_and_read(tokens)
-        assert ops.convert_to_numpy(first[0, 0, 1]).tolist() == [[5.0], [7.0]]
-        assert ops.convert_to_numpy(later[0]).tolist() == [[8.0]]
-        assert ops.convert_to_numpy(windows[0]).tolist() == [[7.0], [8.0]]
-    ```
     """
 
     def __init__(
@@ -88,15 +69,12 @@ class ClusterBlocks:
         self.offset = -(-(attention_window - 1) // chunk_size) * chunk_size
         self._blocks = (batch, heads, num_clusters)
         self._num_block_slots = batch * heads * num_clusters * block_size
-        by_cluster, token_at = sort_by_cluster(clusters, num_clusters + 1)
-        # Where each cluster starts in this order, and the last one ends.
-        borders = _borders(by_cluster, num_clusters + 1)
-        first, sizes = borders[..., :-1], borders[..., 1:] - borders[..., :-1]
-        rank = numbers(length) - entries_at(borders, by_cluster)
-        rank = inverse(token_at, rank)
+        found = SortedTokens(clusters, num_clusters + 1)
+        first, sizes = found.starts[..., :-1], found.counts[..., :-1]
+        rank = inverse(found.tokens, found.ranks())
         # Tokens and clusters of all heads and sequences, one after the other.
         rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
-        token_at += rows * length
+        token_at = found.tokens + rows * length
         slots = np.arange(block_size, dtype="int32")
         place = ops.minimum(first[..., None] + slots, length - 1)
         starts, of_chunks, in_chunks = self._lay_out_chunks(
@@ -274,20 +252,3 @@ def _rows(blocks_and_chunks):
 def _take_rows(x, places):
     """From `[..., D]`, whose rows are counted over all axes, to those at places."""
     return ops.take(ops.reshape(x, (-1, x.shape[-1])), places, axis=0)
-
-
-def _borders(by_cluster, num_clusters):
-    """Returns how many of the sorted clusters are less than each number.
-
-    From `<int32>[B, H, L]` to `<int32>[B, H, K]`, numbers from 0 to K - 1.
-    """
-    batch, heads, length = ops.shape(by_cluster)
-    rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
-    # Sorted over all rows: one search for each number, not a pass over the tokens.
-    numbers = np.arange(num_clusters, dtype="int32")
-    found = ops.searchsorted(
-        ops.reshape(by_cluster + rows * num_clusters, (-1,)),
-        ops.reshape(numbers + rows * num_clusters, (-1,)),
-    )
-    found = ops.reshape(ops.cast(found, "int32"), (batch, heads, num_clusters))
-    return found - rows * length

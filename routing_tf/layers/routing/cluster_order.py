@@ -3,14 +3,17 @@
 Letters: B batch, H heads, L length, K clusters, N chunks, C slots of a chunk, D dim.
 """
 
+import keras
 from keras import ops
 
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.blocks import memory_windows
 from routing_tf.layers.support.gathering import entries_at
+from routing_tf.layers.support.keras_internals import is_compiled_by_xla
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import library
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.segments import changes
@@ -66,27 +69,24 @@ class ClusterOrder:
 
     def __init__(self, clusters, num_clusters, chunk_size):
         length = length_of(clusters, 2)
-        by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
+        found = SortedTokens(clusters, num_clusters)
         self.chunk_size = chunk_size
         num_chunks = (length + num_clusters * (chunk_size - 1)) // chunk_size
         self.num_chunks = smaller(length, num_chunks)
-        counts = _count(clusters, num_clusters)
-        chunks = (counts + chunk_size - 1) // chunk_size
+        chunks = (found.counts + chunk_size - 1) // chunk_size
         self.first_chunk = first_chunk = ops.cumsum(chunks, axis=-1) - chunks
-        first_token = ops.cumsum(counts, axis=-1) - counts
         places = numbers(self.num_chunks)
         # Of clusters with the same first chunk, only the last one has tokens.
         starts = _count(first_chunk, self.num_chunks + 1)[..., : self.num_chunks]
         self.cluster_of_chunk = ops.cumsum(starts, axis=-1) - 1
         self.rank_of_chunk = places - entries_at(first_chunk, self.cluster_of_chunk)
-        place = entries_at(first_token, self.cluster_of_chunk)
+        place = entries_at(found.starts, self.cluster_of_chunk)
         place = place + self.rank_of_chunk * chunk_size
         place = place[..., None] + numbers(chunk_size)
-        self.tokens = entries_at(token_at, ops.minimum(place, length - 1))
-        rank = numbers(length) - entries_at(first_token, by_cluster)
-        slots = entries_at(first_chunk, by_cluster) * chunk_size + rank
-        self.slots = inverse(token_at, slots)
-        size = entries_at(counts, self.cluster_of_chunk)
+        self.tokens = entries_at(found.tokens, ops.minimum(place, length - 1))
+        slots = entries_at(first_chunk, found.clusters) * chunk_size + found.ranks()
+        self.slots = inverse(found.tokens, slots)
+        size = entries_at(found.counts, self.cluster_of_chunk)
         self.is_filled = self.ranks() < size[..., None]
 
     def arrange(self, x):
@@ -99,8 +99,7 @@ class ClusterOrder:
         # Each token has one slot, so the gradient need not add up.
         @stated_gradient
         def arrange(x, tokens, slots):
-            def gradient(*args, upstream=None):
-                (upstream,) = args or (upstream,)
+            def gradient(upstream):
                 return _take_slots(upstream, slots), None, None
 
             return gathering.gather(x, tokens), gradient
@@ -112,8 +111,7 @@ class ClusterOrder:
 
         @stated_gradient
         def restore(x, tokens, slots, is_filled):
-            def gradient(*args, upstream=None):
-                (upstream,) = args or (upstream,)
+            def gradient(upstream):
                 found = gathering.gather(upstream, tokens)
                 found = ops.where(is_filled[..., None], found, 0)
                 return found, None, None, None
@@ -130,7 +128,10 @@ class ClusterOrder:
         window includes the token itself.
         """
         before = self._num_chunks_before(attention_window)
-        return memory_windows(x, (before,), (0,), axis=2, zero_outside=False)
+        gathers = keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
+        if before and gathers:
+            return _gathered_windows(x, before)
+        return memory_windows(x, (before,), (0,), axis=2)
 
     def window_offset(self, attention_window):
         """Returns the slot of a window at which its own chunk starts."""
@@ -160,6 +161,33 @@ class ClusterOrder:
         return -(-(attention_window - 1) // self.chunk_size)
 
 
+def _gathered_windows(x, before):
+    """Does what `memory_windows` does, with any chunk in the place of none.
+
+    Several long rows are gathered faster than padded, cut and joined. It defines its
+    gradient: TensorFlow's would scatter, although the readers of a chunk are known.
+    """
+    batch, heads, num_chunks, slots, dim = ops.shape(x)
+    chunk, place = numbers(num_chunks)[:, None], numbers(before + 1)
+    size, lib = before + 1, library(num_chunks)
+    read = lib.maximum(chunk + place - before, 0)
+    # Who reads a chunk at each place of its window. The first chunk does not read the
+    # one before it, whose place has the gradient zero.
+    reader = chunk + before - place
+    reader = lib.where(reader < num_chunks, reader * size + place, 0)
+
+    @stated_gradient
+    def join(rows):
+        def gradient(upstream):
+            rows = ops.reshape(upstream, (batch, heads, num_chunks * size, slots * dim))
+            return ops.sum(ops.take(rows, reader, axis=2), axis=3)
+
+        return ops.take(rows, read, axis=2), gradient
+
+    windows = join(ops.reshape(x, (batch, heads, num_chunks, slots * dim)))
+    return ops.reshape(windows, (batch, heads, num_chunks, size * slots, dim))
+
+
 def _take_slots(x, slots):
     """From `[B, H, N, C, D]` to the entries of the slots, `[B, H, L, D]`."""
     batch, heads, num_chunks, size, dim = ops.shape(x)
@@ -167,48 +195,37 @@ def _take_slots(x, slots):
     return gathering.gather(rows, slots)
 
 
-def sort_by_cluster(clusters, num_clusters):
-    """Returns the clusters in order, and the token at each place of this order.
+class SortedTokens:
+    """Tokens sorted by cluster, and in a cluster by position.
 
-    Tokens of a cluster stand in order of position. All are `<int32>[B, H, L]`.
+    `clusters` are `<int32>[B, H, L]`, from 0 to K - 1.
+
+    Attributes:
+        clusters: `<int32>[B, H, L]`, the clusters in order.
+        tokens: `<int32>[B, H, L]`, the token at each place of this order.
+        counts: `<int32>[B, H, K]`, number of tokens of each cluster.
+        starts: `<int32>[B, H, K]`, the place at which each cluster starts.
     """
-    length = length_of(clusters, 2)
-    if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
-        _refuse_sizes(length, num_clusters)
-    # All keys differ, so any sort is a stable one.
-    keys = clusters * length + numbers(length)
-    keys = ops.sort(keys, axis=-1)
-    return keys // length, keys % length
 
+    def __init__(self, clusters, num_clusters):
+        length = length_of(clusters, 2)
+        if is_known(length) and (num_clusters + 1) * length > LARGEST_INTEGER:
+            raise ValueError(
+                "The number of entries to sort times the number of clusters must be "
+                f"less than 2**31. Received: {length} entries (tokens, or tokens times "
+                f"the blocks that each one chooses) and {num_clusters} clusters or "
+                "blocks. Use fewer clusters, longer blocks or shorter sequences"
+            )
+        # All keys differ, so any sort is a stable one.
+        keys = ops.sort(clusters * length + numbers(length), axis=-1)
+        self.clusters, self.tokens = keys // length, keys % length
+        self.counts = _count(clusters, num_clusters)
+        self.starts = ops.cumsum(self.counts, axis=-1) - self.counts
 
-def first_members(clusters, num_clusters, window):
-    """Returns the first tokens of each cluster, in order of position.
-
-    Args:
-        clusters: `<int32>[B, H, L]`; `num_clusters` for a token without one.
-        num_clusters: number of clusters K.
-        window: number W of tokens that are returned.
-
-    Returns:
-        Tokens `<int32>[B, H, K, W]`, and whether they are members, `<bool>` likewise:
-        any tokens stand behind the last one.
-    """
-    _, token_at = sort_by_cluster(clusters, num_clusters + 1)
-    counts = _count(clusters, num_clusters + 1)
-    first, ranks = ops.cumsum(counts, axis=-1) - counts, numbers(window)
-    first, counts = (x[..., :num_clusters, None] for x in (first, counts))
-    place = ops.minimum(first + ranks, length_of(clusters, 2) - 1)
-    return entries_at(token_at, place), ranks < counts
-
-
-def _refuse_sizes(length, num_clusters):
-    """Refuses numbers whose product, a sorting key, exceeds 32-bit integers."""
-    raise ValueError(
-        "The number of entries to sort times the number of clusters must be less than "
-        f"2**31. Received: {length} entries (tokens, or tokens times the blocks that "
-        f"each one chooses) and {num_clusters} clusters or blocks. Use fewer clusters, "
-        "longer blocks or shorter sequences"
-    )
+    def ranks(self):
+        """Returns the rank in its cluster of the token at each place."""
+        length = length_of(self.clusters, 2)
+        return numbers(length) - entries_at(self.starts, self.clusters)
 
 
 def ranks_in_clusters(clusters, num_clusters, starts=None):
@@ -217,16 +234,12 @@ def ranks_in_clusters(clusters, num_clusters, starts=None):
     From `<int32>[B, H, L]` to `<int32>[B, H, L]`. With `starts`, `<int32>[B, H, L]`,
     where the segment of each token starts, only tokens of its segment count.
     """
-    by_cluster, token_at = sort_by_cluster(clusters, num_clusters)
+    found = SortedTokens(clusters, num_clusters)
     if starts is None:
-        counts = _count(clusters, num_clusters)
-        first_token = ops.cumsum(counts, axis=-1) - counts
-        first = entries_at(first_token, by_cluster)
-    else:
-        start = entries_at(starts, token_at)
-        first = first_positions(ops.logical_or(changes(by_cluster), changes(start)))
-    rank = numbers(length_of(clusters, 2)) - first
-    return inverse(token_at, rank)
+        return inverse(found.tokens, found.ranks())
+    start = entries_at(starts, found.tokens)
+    first = first_positions(ops.logical_or(changes(found.clusters), changes(start)))
+    return inverse(found.tokens, numbers(length_of(clusters, 2)) - first)
 
 
 def _count(numbers, size):

@@ -84,9 +84,8 @@ def explore(group, tokens, inputs, output, training=None, hides_own=False):
     found = ops.cast(found, output.dtype)
     real = real_tokens(inputs)
     if real is not None:
-        real = gathering.gather_entries(real, places, length)[..., None]
-        found = ops.where(real, found, gathering.gather(output, places))
-    return gathering.replaced(output, places, found)
+        real = gathering.gather_entries(real, places, length)
+    return gathering.replaced(output, places, found, real)
 
 
 def _attend(group, tokens, inputs, positions, places, hides_own, training):

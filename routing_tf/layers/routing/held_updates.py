@@ -1,15 +1,11 @@
 """Updates of centroids and thresholds that wait until all parts of a batch are done."""
 
-import contextlib
-import threading
-
+from routing_tf.layers.support.open_lists import OpenLists
 from routing_tf.layers.support.replicas import sum_over_replicas
 
-# Each thread has its own updates: a strategy runs each replica in a thread.
-_held = threading.local()
+_held = OpenLists()
 
 
-@contextlib.contextmanager
 def hold_updates():
     """Collects the updates of centroids instead of making them, inside the context.
 
@@ -19,10 +15,10 @@ def hold_updates():
     `tf.distribute` strategy runs on each replica, or that `tf.function` or `jax.jit`
     compiles. Only the innermost of nested contexts collects.
 
-    Yields:
-        List that receives a pair for each training call of a layer that would have
-        moved its centroids: the layer and its statistics, a flat list of float32
-        tensors of fixed shapes.
+    Returns:
+        A context manager that gives a list. It receives a pair for each training call
+        of a layer that would have moved its centroids: the layer and its statistics, a
+        flat list of float32 tensors of fixed shapes.
 
     Example:
 
@@ -40,13 +36,7 @@ def hold_updates():
     kmeans.move(list(totals))
     ```
     """
-    stack = _stack()
-    updates = []
-    stack.append(updates)
-    try:
-        yield updates
-    finally:
-        stack.pop()
+    return _held.opened()
 
 
 def update_or_hold(layer, statistics):
@@ -54,15 +44,8 @@ def update_or_hold(layer, statistics):
 
     The layer has a method `move`, as `OnlineKMeans` and `MovingThresholds`.
     """
-    stack = _stack()
-    if stack:
-        stack[-1].append((layer, statistics))
-    else:
+    updates = _held.innermost
+    if updates is None:
         layer.move(sum_over_replicas(statistics))
-
-
-def _stack():
-    """The lists of the open `hold_updates` of this thread, outermost first."""
-    if not hasattr(_held, "stack"):
-        _held.stack = []
-    return _held.stack
+    else:
+        updates.append((layer, statistics))

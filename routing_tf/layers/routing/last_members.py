@@ -2,6 +2,7 @@
 
 from keras import ops
 
+from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing import splash_attention
@@ -10,7 +11,6 @@ from routing_tf.layers.routing.arrangements import OfTokens
 from routing_tf.layers.routing.cluster_blocks import ClusterBlocks
 from routing_tf.layers.routing.cluster_blocks import block_size_for
 from routing_tf.layers.routing.cluster_order import chunk_size_for
-from routing_tf.layers.routing.next_members import NextMembers
 from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.softmax import fused_attention
@@ -233,8 +233,8 @@ class LastMembers(Rule):
         }
 
     def restart(self, cache):
-        cache = self._restarted(cache)
-        return {**cache, "counts": ops.zeros_like(cache["counts"])}
+        counts = ops.zeros_like(cache["counts"])
+        return {**pending_keys.forgotten(cache), "counts": counts}
 
     def fill_cache(self, cache, tokens):
         cache, tokens = self._offered(self.restart(cache), 0, tokens)
@@ -268,7 +268,7 @@ class LastMembers(Rule):
         if read.shape[1] != heads:
             # where the cluster of the key serves its queries
             read = key_heads.for_queries(read, heads)
-        members = NextMembers(
+        members = rings.NextMembers(
             cache,
             joins,
             read,

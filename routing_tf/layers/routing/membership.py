@@ -106,7 +106,18 @@ def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
     if filled is not None:
         weights = ops.reshape(ops.cast(filled, rows.dtype), (-1, 1))
         rows = rows * weights
-    sums = _add_up(rows, positions, num_rows)
+
+    # It states its gradient: TensorFlow's looks for negative positions, which takes
+    # twice as long. Positions are an argument, because JAX allows no traced tensor
+    # otherwise.
+    @stated_gradient
+    def add_up(rows, positions):
+        def gradient(upstream):
+            return ops.take(upstream, positions, axis=0), None
+
+        return backends.segment_sum(rows, positions, num_segments=num_rows), gradient
+
+    sums = add_up(rows, positions)
     counts = backends.segment_sum(weights, positions, num_segments=num_rows)
     means = mean_of(sums, counts, count_offset)
     return ops.reshape(means, (batch, heads, length, dim))
@@ -118,22 +129,3 @@ def mean_of(sums, counts, count_offset=0.0):
     A token in no cluster gets zero. `count_offset` is added to the numbers.
     """
     return sums / (counts + count_offset if count_offset else ops.maximum(counts, 1))
-
-
-def _add_up(rows, positions, num_rows):
-    """Adds rows up at their positions, `[num_rows, D]`.
-
-    It defines its gradient: TensorFlow's looks for negative positions, which takes
-    twice as long.
-    """
-
-    # Positions are an argument, because JAX allows no traced tensor otherwise.
-    @stated_gradient
-    def add_up(rows, positions):
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
-            return ops.take(upstream, positions, axis=0), None
-
-        return backends.segment_sum(rows, positions, num_segments=num_rows), gradient
-
-    return add_up(rows, positions)

@@ -16,7 +16,6 @@ from routing_tf.layers.support.replicas import num_replicas
 from routing_tf.layers.support.replicas import sum_of_earlier_replicas
 from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import class_of_config
 from routing_tf.layers.support.stated_gradients import stated_gradient
 from routing_tf.layers.support.validation import check_positive_integer
 
@@ -39,8 +38,7 @@ def normalize(tokens):
         scale = ops.rsqrt(mean(ops.square(centred)) + LAYER_NORM_EPSILON)
         output = centred * scale
 
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
+        def gradient(upstream):
             # It takes half as many passes over the tokens as the derived gradient.
             along = output * mean(upstream * output)
             return scale * (upstream - mean(upstream) - along)
@@ -279,9 +277,8 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
                 one over all parts and all replicas of the batch (`sum_over_replicas`).
         """
         statistics = list(statistics)
-        found = (
-            [statistics.pop(), statistics.pop()] if self.clustering.revives else None
-        )
+        if self.clustering.revives:
+            *statistics, chosen, candidates = statistics
         counts, sums = statistics[0::2], statistics[1::2]
         if self.update_rule == "paper":
             self._move_as_in_the_paper(sums)
@@ -289,7 +286,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
             for count, total in zip(counts, sums, strict=True):
                 self._move_averages(count, total)
         if self.clustering.revives:
-            self._revive(*found)
+            self._revive(candidates, chosen)
         if self.balance_rate:
             self._balance(sum(counts))
 
@@ -389,19 +386,12 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     def get_config(self):
         return {**super().get_config(), **self.clustering.to_dict()}
 
-    @classmethod
-    def from_config(cls, config):
-        found, config = class_of_config(cls, config)
-        return super(OnlineKMeans, found).from_config(config)
-
     def compute_output_spec(self, tokens, *args, **kwargs):
-        def scores(tokens):
-            shape = (*tokens.shape[:-1], self.num_clusters)
-            return keras.KerasTensor(shape, dtype="float32")
-
-        if isinstance(tokens, (list, tuple)):
-            return tuple(scores(stream) for stream in tokens)
-        return scores(tokens)
+        single = not isinstance(tokens, (list, tuple))
+        shapes = [x.shape for x in ([tokens] if single else tokens)]
+        shapes = self.compute_output_shape(shapes)
+        scores = tuple(keras.KerasTensor(shape, dtype="float32") for shape in shapes)
+        return scores[0] if single else scores
 
     def compute_output_shape(self, tokens_shape):
         if isinstance(tokens_shape[0], (list, tuple)):

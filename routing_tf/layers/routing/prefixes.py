@@ -37,14 +37,14 @@ class Prefixes(Rule):
     tokens outrank which tells who is a member at each token of the block. That takes
     `L * K * (candidates + block size)` pairs.
 
-    `num_candidates` and `is_member` of the group tell who can be a member and who is
-    one. Subclasses say what a cache remembers.
+    Subclasses say what a cache remembers, and who is a member: `num_candidates(length)`
+    is how many tokens of a prefix can be members, and `is_member(ranks, num_tokens)`
+    tells which tokens are, if `ranks` count the tokens that score higher.
     """
 
     def __init__(self, group):
         super().__init__(group)
         self.block_size = group.prefix_block_size or self.window
-        self.num_candidates, self.is_member = group.num_candidates, group.is_member
         self.near_tie, self.shares_vectors = group.near_tie, group.share_query_key
 
     def attend(self, tokens, training=None):

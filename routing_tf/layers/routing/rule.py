@@ -114,12 +114,6 @@ class Rule:
             entries = ops.zeros((*shape, self.num_clusters), "float32")
         return {"pending": pending_keys.none(batch_size, key=key, entries=entries)}
 
-    def _restarted(self, cache):
-        """Returns a cache without its pending key."""
-        if "pending" not in cache:
-            return cache
-        return {**cache, "pending": pending_keys.forgotten(cache["pending"])}
-
     def _offered(self, cache, index, tokens):
         """Returns the cache, and tokens each of which has the key that it offers.
 

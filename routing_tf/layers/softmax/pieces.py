@@ -51,28 +51,22 @@ def num_pieces(query, key, value, pairs):
     return min(enough, default=max(numbers, default=1))
 
 
-def in_pieces(attend, number, tensors, pairs):
+def in_pieces(attend, number, query, *others):
     """Attends piece by piece, which gives the same results.
 
     Args:
-        attend: function of query, key and value, and of the keywords in `pairs`;
-            returns a tensor, or a tuple of tensors, with the same leading axes.
+        attend: function of `query` and `others` that returns a tensor, or a tuple of
+            tensors, with the same leading axes.
         number: number of pieces, see `num_pieces`.
-        tensors: query, key and value.
-        pairs: dict of tensors broadcastable to `[..., queries, keys]`, or None.
+        query: `<float>[..., queries, key_dim]`.
+        *others: key, value and tensors of pairs, or None.
 
     Returns:
         The result of `attend`.
     """
-    if number == 1:
-        return attend(*tensors, **pairs)
-    leading = tensors[0].shape[:-2]
-    pieces = zip(*(_cut(x, leading, number) for x in tensors), strict=True)
-    pairs = {name: _cut(x, leading, number) for name, x in pairs.items()}
-    outputs = [
-        attend(*piece, **{name: parts[i] for name, parts in pairs.items()})
-        for i, piece in enumerate(pieces)
-    ]
+    leading = query.shape[:-2]
+    pieces = zip(*(_cut(x, leading, number) for x in (query, *others)), strict=True)
+    outputs = [attend(*piece) for piece in pieces]
     if isinstance(outputs[0], tuple):
         return tuple(_joined(x, leading) for x in zip(*outputs, strict=True))
     return _joined(outputs, leading)

@@ -6,7 +6,6 @@ from typing import Any
 from keras import ops
 
 from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.axes import cut_pairs
 from routing_tf.layers.support.masks import causal_mask
 
 # Fewer queries than this make matrix products slow.
@@ -55,7 +54,13 @@ class Part:
 
     def pairs(self, x):
         """Cuts what is broadcastable to `[..., queries, keys]`, or None."""
-        return cut_pairs(x, self.start, self.stop - self.start, self.num_keys)
+        if x is None:
+            return None
+        if len(x.shape) > 1 and x.shape[-2] != 1:
+            x = cut_axis(x, self.start, self.stop, axis=-2)
+        if len(x.shape) > 0 and x.shape[-1] != 1:
+            x = cut_axis(x, 0, self.num_keys, axis=-1)
+        return x
 
 
 WHOLE = (Part(),)

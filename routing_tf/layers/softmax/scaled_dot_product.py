@@ -23,7 +23,6 @@ from routing_tf.layers.support.masks import mask_as_bias
 from routing_tf.layers.support.masks import sees_some
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import class_of_config
 from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_number
@@ -120,6 +119,8 @@ class ScaledDotProduct(ConfiguredLayer):
     #: gradients compute the weights again. With True they compute all again to save
     #: memory, and pieces would need some.
     remat = False
+    #: Makes weights of keys of logits, both `<float>[..., queries, keys]`.
+    normalized = staticmethod(softmax)
 
     def __new__(cls, *args, **kwargs):
         alpha = kwargs.get("entmax_alpha", args[5] if len(args) > 5 else None)
@@ -197,8 +198,8 @@ class ScaledDotProduct(ConfiguredLayer):
             output = self._fused(query, key, value, pairs, use_causal_mask, *needs)
             if output is not None:
                 return output
-        own = {name: getattr(pairs, name) for name in ("mask", "bias", "distances")}
-        number = num_pieces(query, key, value, own.values())
+        own = pairs.mask, pairs.bias, pairs.distances
+        number = num_pieces(query, key, value, own)
         forgets = self.remat is True and training
         if number > 1 and (forgets or self.depends_on_place(training)):
             number = 1
@@ -209,14 +210,12 @@ class ScaledDotProduct(ConfiguredLayer):
         if number == 1:
             results = self._attend(query, key, value, pairs, parts, *needs)
         else:
-            results = in_pieces(
-                lambda *tensors, **own: self._attend(
-                    *tensors, Pairs(**own, offset=offset), parts, *needs
-                ),
-                number,
-                (query, key, value),
-                own,
-            )
+
+            def attend(query, key, value, *own):
+                own = Pairs(*own, offset)
+                return self._attend(query, key, value, own, parts, *needs)
+
+            results = in_pieces(attend, number, query, key, value, *own)
         if attention_mask is None:
             return results
         lengths = ()
@@ -323,14 +322,6 @@ class ScaledDotProduct(ConfiguredLayer):
         """
         return bool(self.dropout and training)
 
-    def normalized(self, logits):
-        """Returns the weights of keys, `<float>[..., queries, keys]`.
-
-        Args:
-            logits: `<float>[..., queries, keys]`.
-        """
-        return softmax(logits)
-
     def normalized_and_sums(self, logits):
         """Returns the weights, and `<float32>[..., queries]` for `return_logsumexp`.
 
@@ -398,11 +389,6 @@ class ScaledDotProduct(ConfiguredLayer):
     def _pad_to(self, sums, size):
         extra = size - self.value_dim
         return ops.pad(sums, [(0, 0)] * (len(sums.shape) - 1) + [(0, extra)])
-
-    @classmethod
-    def from_config(cls, config):
-        found, config = class_of_config(cls, config)
-        return super(ScaledDotProduct, found).from_config(config)
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])

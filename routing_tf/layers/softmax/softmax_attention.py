@@ -84,8 +84,7 @@ def softmax_attention(query, key, value, bias=None, parts=WHOLE, keeps_weights=T
         outputs = [product(w, x) for w, (_, (_, x)) in zip(kept, cuts, strict=True)]
         output = outputs[0] if len(parts) == 1 else joined(outputs)
 
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
+        def gradient(upstream):
             # Half precision would lose too much.
             dtype = keras.backend.result_type(output.dtype, "float32")
             along = ops.cast(output, dtype) * ops.cast(upstream, dtype)

@@ -27,12 +27,6 @@ def split_axis(x, sizes, axis):
     return list(ops.split(x, borders, axis=axis))
 
 
-def side_by_side(parts, leading):
-    """Joins what is broadcastable to `[*leading, slots]` along the last axis."""
-    parts = [ops.broadcast_to(x, (*leading, length_of(x, -1))) for x in parts]
-    return ops.concatenate(parts, axis=-1)
-
-
 def is_broadcastable(own, shape):
     """Tells whether what has the shape `own` can be broadcast to another shape.
 
@@ -56,17 +50,3 @@ def cut_axis(x, start, stop, axis):
     starts, sizes = [0] * len(x.shape), list(ops.shape(x))
     starts[axis], sizes[axis] = start, stop - start
     return ops.slice(x, starts, sizes)
-
-
-def cut_pairs(x, start, num_queries, num_keys):
-    """Cuts what is broadcastable to `[..., queries, keys]`, or None.
-
-    Queries are taken from `start` on, keys from the first one.
-    """
-    if x is None:
-        return None
-    if len(x.shape) > 1 and x.shape[-2] != 1:
-        x = cut_axis(x, start, start + num_queries, axis=-2)
-    if len(x.shape) > 0 and x.shape[-1] != 1:
-        x = cut_axis(x, 0, num_keys, axis=-1)
-    return x

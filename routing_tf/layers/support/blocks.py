@@ -1,107 +1,17 @@
 """Cutting positions into blocks, and the window of memory around each block.
 
-Positions on one axis (text) or two (images) are put into one sequence, block after
-block in raster order, and inside a block in raster order: the blocked order. It is the
-order in which a causal model sees them. Letters: G blocks along an axis, S positions
-(slots) in a block.
+Letters: G blocks along an axis, S positions (slots) in a block.
 """
 
-import dataclasses
-import math
-
-import keras
 import numpy as np
 from keras import ops
 
 from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.keras_internals import is_compiled_by_xla
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.stated_gradients import stated_gradient
 
 RUNNING_SUM_BLOCK = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class BlockedOrder:
-    """The blocked order of positions on axes of `lengths`, in blocks of `block_shape`.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from keras import ops
-    from routing_tf.layers.support.blocks import BlockedOrder
-
-    order = BlockedOrder(lengths=(2, 4), block_shape=(2, 2))
-    sequence = ops.convert_to_numpy(order.arrange(np.arange(8), axis=0))
-    assert sequence.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
-    ```
-
-    Reference: `break_into_blocks_nd` and `put_back_blocks_nd` of the release.
-    """
-
-    lengths: tuple
-    block_shape: tuple
-
-    @property
-    def grid(self):
-        """Number of blocks along each axis; the last ones may be padded."""
-        return tuple(-(-n // b) for n, b in zip(self.lengths, self.block_shape))
-
-    @property
-    def length(self):
-        """Number of positions in blocked order, including those that pad blocks."""
-        return math.prod(self.grid) * math.prod(self.block_shape)
-
-    @property
-    def is_padded(self):
-        """Whether blocks must be padded; True if the length is unknown."""
-        return not is_known(*self.lengths) or self.length > math.prod(self.lengths)
-
-    def arrange(self, x, axis):
-        """Puts positions from raster order into blocked order.
-
-        From `[..., positions, ...]`, whose `axis` is counted from the front, to
-        `[..., length, ...]`, zero (False) where blocks are padded.
-        """
-        before, after = _sides(x, axis)
-        x = ops.reshape(x, (*before, *self.lengths, *after))
-        for i, multiple in enumerate(self.block_shape):
-            x = pad_to_multiple(x, multiple, axis + i)
-        if len(self.lengths) > 1:
-            pairs = zip(self.grid, self.block_shape, strict=True)
-            x = ops.reshape(x, (*before, *(n for pair in pairs for n in pair), *after))
-            x = ops.transpose(x, self._axes(axis, len(after)))
-        return ops.reshape(x, (*before, self.length, *after))
-
-    def restore(self, x, axis):
-        """Undoes `arrange`, and drops the positions that padded blocks."""
-        before, after = _sides(x, axis)
-        x = ops.reshape(x, (*before, *self.grid, *self.block_shape, *after))
-        if len(self.lengths) > 1:
-            axes = self._axes(axis, len(after))
-            x = ops.transpose(x, [axes.index(i) for i in range(len(axes))])
-        whole = [g * b for g, b in zip(self.grid, self.block_shape, strict=True)]
-        x = ops.reshape(x, (*before, *whole, *after))
-        for i, length in enumerate(self.lengths):
-            x = cut_axis(x, 0, length, axis + i)
-        return ops.reshape(x, (*before, math.prod(self.lengths), *after))
-
-    def _axes(self, axis, num_after):
-        """Axes that bring the blocks to the front, followed by the slots."""
-        rank = len(self.lengths)
-        grid = [axis + 2 * i for i in range(rank)]
-        slots = [axis + 2 * i + 1 for i in range(rank)]
-        end = axis + 2 * rank
-        return [*range(axis), *grid, *slots, *range(end, end + num_after)]
-
-
-def _sides(x, axis):
-    shape = ops.shape(x)
-    return shape[:axis], shape[axis + 1 :]
 
 
 def pad_to_multiple(x, multiple, axis):
@@ -122,19 +32,15 @@ def break_into_blocks(x, block_length, axis):
     return ops.reshape(x, (*shape[:axis], blocks, block_length, *shape[axis + 1 :]))
 
 
-def memory_windows(blocks, before, after, axis, zero_outside=True):
+def memory_windows(blocks, before, after, axis):
     """Joins each block with its neighbours to the window its queries may see.
 
     From `[..., G, ..., G, S, ...]`, whose first axis of blocks is `axis`, to
     `[..., G, ..., G, window, ...]`, zero (False) outside the positions. A window has
     `before + 1 + after` blocks along each axis, in raster order of their places.
-    `zero_outside=False`, which may be faster, is for entries that have no influence
-    outside the positions: any entry may stand there, and its gradient must be zero.
 
     Reference: `break_into_memory_blocks_nd` of the release.
     """
-    if not zero_outside and len(before) == 1 and _gathers_fast():
-        return _gather_windows(blocks, before[0], after[0], axis)
     slots = axis + len(before)
     for i in reversed(range(len(before))):
         num_blocks = length_of(blocks, axis + i)
@@ -147,44 +53,6 @@ def memory_windows(blocks, before, after, axis, zero_outside=True):
         ]
         blocks = ops.concatenate(shifted, axis=slots)
     return blocks
-
-
-def _gathers_fast():
-    """Whether gathering rows is faster than padding, cutting and joining them."""
-    return keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
-
-
-def _gather_windows(blocks, before, after, axis):
-    """Joins blocks along one axis; outside the positions any block may stand.
-
-    It defines its gradient: TensorFlow's would scatter, although the readers of a block
-    are known.
-    """
-    shape = ops.shape(blocks)
-    leading, num_blocks, (slots, *rest) = shape[:axis], shape[axis], shape[axis + 1 :]
-    block, row = numbers(num_blocks)[:, None], math.prod((slots, *rest))
-    size, lib = before + 1 + after, library(num_blocks)
-    place = numbers(size)
-    read = lib.minimum(lib.maximum(block + place - before, 0), num_blocks - 1)
-    # Who reads a block at each place of its window. Blocks that nobody reads, before
-    # the first one or after the last one, have the gradient zero.
-    reader = block + before - place
-    outside = 0 if before else num_blocks * size - 1
-    is_read = lib.logical_and(reader >= 0, reader < num_blocks)
-    reader = lib.where(is_read, reader * size + place, outside)
-
-    @stated_gradient
-    def join(rows):
-        def gradient(*args, upstream=None):
-            (upstream,) = args or (upstream,)
-            rows = ops.reshape(upstream, (*leading, num_blocks * size, row))
-            return ops.sum(ops.take(rows, reader, axis=axis), axis=axis + 1)
-
-        return ops.take(rows, read, axis=axis), gradient
-
-    # A block is one row, so few long rows are copied.
-    windows = join(ops.reshape(blocks, (*leading, num_blocks, row)))
-    return ops.reshape(windows, (*leading, num_blocks, size * slots, *rest))
 
 
 def put_back_blocks(blocks, length, axis):

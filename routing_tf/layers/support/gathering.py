@@ -44,16 +44,19 @@ def gather_blocks(x, blocks):
     return ops.reshape(gather(rows, blocks), (*ops.shape(blocks), *rest))
 
 
-def replaced(x, members, rows):
+def replaced(x, members, rows, are_new=None):
     """Returns `[B, H, L, D]` with rows `[B, H, ..., D]` at places `<int>[B, H, ...]`.
 
-    No place may occur twice in a head.
+    No place may occur twice in a head. Where `are_new`, `<bool>[B, H, ...]` or None, is
+    False, the old row stays.
     """
     _, _, length, dim = ops.shape(x)
-    places = flat_positions(members, length)
-    flat = ops.scatter_update(
-        ops.reshape(x, (-1, dim)), places[:, None], ops.reshape(rows, (-1, dim))
-    )
+    places, flat = flat_positions(members, length), ops.reshape(x, (-1, dim))
+    rows = ops.reshape(rows, (-1, dim))
+    if are_new is not None:
+        old = ops.take(flat, places, axis=0)
+        rows = ops.where(ops.reshape(are_new, (-1, 1)), rows, old)
+    flat = ops.scatter_update(flat, places[:, None], rows)
     return ops.reshape(flat, ops.shape(x))
 
 

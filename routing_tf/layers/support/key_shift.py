@@ -13,7 +13,7 @@ import dataclasses
 
 from keras import ops
 
-from routing_tf.layers.support.axes import split_axis
+from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
@@ -84,23 +84,12 @@ def read_next_values(inputs):
 
 def _one_later(x):
     """Moves axis 2 of `[batch, heads, length, ...]`; the first entry stays too."""
-    if x.shape[2] is None:
-        return ops.concatenate([x[:, :, :1], x[:, :, :-1]], axis=2)
-    parts = _ends_and_middle(x)
-    return ops.concatenate([parts[0], *parts[:-1]], axis=2) if parts else x
+    parts = cut_axis(x, 0, 1, axis=2), cut_axis(x, 0, length_of(x, 2) - 1, axis=2)
+    return ops.concatenate(parts, axis=2)
 
 
 def _one_earlier(x):
     """Moves axis 2 of `[batch, heads, length, ...]`; the last entry stays too."""
-    if x.shape[2] is None:
-        return ops.concatenate([x[:, :, 1:], x[:, :, -1:]], axis=2)
-    parts = _ends_and_middle(x)
-    return ops.concatenate([*parts[1:], parts[-1]], axis=2) if parts else x
-
-
-def _ends_and_middle(x):
-    """Returns first entry, middle if any and last entry; nothing for one entry."""
-    length = x.shape[2]
-    if length == 1:
-        return []
-    return split_axis(x, [1, length - 2, 1] if length > 2 else [1, 1], axis=2)
+    length = length_of(x, 2)
+    parts = cut_axis(x, 1, length, axis=2), cut_axis(x, length - 1, length, axis=2)
+    return ops.concatenate(parts, axis=2)

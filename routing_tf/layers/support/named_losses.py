@@ -1,12 +1,10 @@
 """Losses with names, which training logs apart from each other."""
 
 import contextlib
-import threading
 
-from routing_tf.layers.support.keras_internals import layers_inside
+from routing_tf.layers.support.open_lists import OpenLists
 
-# Each thread has its own losses: a strategy runs each replica in a thread.
-_open = threading.local()
+_open = OpenLists()
 
 
 def add_named_loss(layer, name, loss):
@@ -18,9 +16,9 @@ def add_named_loss(layer, name, loss):
         loss: scalar tensor.
     """
     layer.add_loss(loss)
-    stack = _stack()
-    if stack and name is not None:
-        stack[-1].append((loss, name))
+    named = _open.innermost
+    if named is not None and name is not None:
+        named.append((loss, name))
 
 
 @contextlib.contextmanager
@@ -30,29 +28,8 @@ def named_losses():
     Yields:
         A function of a list of losses that returns the name of each, or None.
     """
-    stack, named = _stack(), []
-    stack.append(named)
-
-    def names_of(losses):
-        return [
+    with _open.opened() as named:
+        yield lambda losses: [
             next((name for known, name in named if known is loss), None)
             for loss in losses
         ]
-
-    try:
-        yield names_of
-    finally:
-        stack.pop()
-
-
-def all_loss_names(model):
-    """Returns the names of the losses of a model and the layers inside it, sorted."""
-    parts = (model, *layers_inside(model))
-    return sorted({name for each in parts for name in getattr(each, "loss_names", ())})
-
-
-def _stack():
-    """The lists of the open contexts of this thread, outermost first."""
-    if not hasattr(_open, "stack"):
-        _open.stack = []
-    return _open.stack

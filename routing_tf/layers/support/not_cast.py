@@ -1,14 +1,17 @@
 """Caches as arguments of layers."""
 
+import dataclasses
+from typing import Any
+
 from routing_tf.layers.support.validation import is_integer
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class NotCast:
     """Hides a cache from Keras, which would cast its float tensors."""
 
-    def __init__(self, cache, cache_index):
-        self.cache = cache
-        self.cache_index = cache_index
+    cache: Any
+    cache_index: Any
 
     @property
     def starts_anew(self):

@@ -21,6 +21,11 @@ class ConfiguredLayer(keras.layers.Layer):
         arguments = {name: _serialized(getattr(self, name)) for name in names}
         return {**super().get_config(), **arguments}
 
+    @classmethod
+    def from_config(cls, config):
+        cls, config = _class_of_config(cls, config)
+        return super().from_config(config)
+
 
 @functools.cache
 def _arguments(cls):
@@ -83,22 +88,7 @@ def class_of_the_zoo(name):
     return getattr(importlib.import_module("routing_tf.zoo"), name)
 
 
-def registered_as(base):
-    """Returns a decorator that registers a class, and names it as its base.
-
-    Keras finds weights in a file by the class names of layers, and files of earlier
-    versions have those of the base.
-    """
-
-    def register(cls):
-        keras.saving.register_keras_serializable("routing_tf", cls.__name__)(cls)
-        cls.__name__ = base.__name__
-        return cls
-
-    return register
-
-
-def class_of_config(cls, config):
+def _class_of_config(cls, config):
     """Returns the class of a saved config, and the config that it takes.
 
     Configs of earlier versions name flaws of the original release. Layers with flaws

@@ -233,9 +233,9 @@ class _ExactClusters(_Exact):
 
     kmeans_class = ReleaseKMeans
 
-    def scores(self, streams, masks, training=None):
+    def scores(self, streams, masks, training=None, adds_losses=True):
         masks = [ops.any(stream != 0, axis=-1) for stream in streams]
-        return super().scores(streams, masks, training=training)
+        return super().scores(streams, masks, training, adds_losses)
 
     def routed_tokens(self, inputs, rule, training=False):
         tokens = super().routed_tokens(inputs, rule, training)
@@ -260,9 +260,6 @@ class ExactClusterStridedHeads(_ExactClusters, TrainedClusterStridedHeads):
 @register
 class ExactLocalHeads(_Exact, TrainedLocalHeads):
     """`LocalHeads` as in the release."""
-
-    # Queries that see nothing attend to all slots of their windows.
-    reads_outside = True
 
 
 @register

@@ -11,7 +11,7 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.layers.routing.exploring import is_exploring_seed
 from routing_tf.layers.support.keras_internals import decays
-from routing_tf.layers.support.named_losses import all_loss_names
+from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.named_losses import named_losses
 from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.models.packed_documents import inputs_of
@@ -101,7 +101,9 @@ class TrainingStep:
             for variable in lm.non_trainable_variables
             if variable.name == "seed_generator_state"
         ]
-        self.loss_names = all_loss_names(lm)
+        parts = (lm, *layers_inside(lm))
+        names = (getattr(part, "loss_names", ()) for part in parts)
+        self.loss_names = sorted({name for own in names for name in own})
         self._kmeans = []
         self._num_targets = None
 

@@ -328,7 +328,7 @@ class SparseProjectionAttention(MixedAttention):
                 f"length_kernel_size={self.length_kernel_size}. Set "
                 "`length_kernel_size=1`"
             )
-        positions, batch = Positions((length_of(query, 1),), None), query.shape[0]
+        positions, batch = Positions((length_of(query, 1),)), query.shape[0]
         query_mask, value_mask, attention_mask = masks
         if attention_mask is not None:
             value_mask = arguments.with_mask_of_keys(

@@ -1,8 +1,9 @@
-"""Places of an axis that were chosen, as a mask."""
+"""Places of an axis: those that were chosen, as a mask, and those of several parts."""
 
 from keras import ops
 
 from routing_tf.layers.support import backends
+from routing_tf.layers.support.lengths import length_of
 
 
 def is_among(places, length):
@@ -24,3 +25,9 @@ def is_among(places, length):
     ones = ops.ones_like(index[:, 0], dtype="float32")
     found = backends.scatter(index, ones, (num_rows, length + 1))
     return ops.reshape(found[:, :length] > 0, (*shape, length))
+
+
+def side_by_side(parts, leading):
+    """Joins what is broadcastable to `[*leading, slots]` along the last axis."""
+    parts = [ops.broadcast_to(x, (*leading, length_of(x, -1))) for x in parts]
+    return ops.concatenate(parts, axis=-1)

@@ -5,7 +5,7 @@ Letters: B batch, F heads and rounds, L length, N chunks, C tokens of a chunk, D
 
 from keras import ops
 
-from routing_tf.layers.routing.cluster_order import sort_by_cluster
+from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import length_of
@@ -26,7 +26,7 @@ class SortedOrder:
         length = length_of(clusters, 2)
         self.size, self.length = size, length
         self.num_chunks = -(-length // size)
-        _, self.tokens = sort_by_cluster(clusters, num_clusters)
+        self.tokens = SortedTokens(clusters, num_clusters).tokens
         self.places = ops.cast(ops.argsort(self.tokens, axis=-1), "int32")
 
     def arrange(self, x):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.positions import Positions
 from tests import golden_cases
 
 
@@ -19,7 +20,7 @@ def test_shift_right_equals_release():
 
 def test_shift_right_on_two_axes_equals_release():
     case = golden_cases.load("pieces/right_shift_blockwise_2d.npz")
-    order = blocks.BlockedOrder((8, 6), tuple(case.config["block_shape"]))
+    order = Positions((8, 6), tuple(case.config["block_shape"]))
     for source, expected in (("in/x", "out/float"), ("in/ids", "out/ids")):
         x = case[source]
         sequence = order.arrange(x.reshape(2, 48, -1), axis=1)
@@ -30,7 +31,7 @@ def test_shift_right_on_two_axes_equals_release():
 
 def blocked(lengths, shape, x):
     """A golden input `(batch, *lengths, dim)` in blocked order, and the order."""
-    order = blocks.BlockedOrder(lengths, shape)
+    order = Positions(lengths, shape)
     flat = x.reshape(len(x), -1, x.shape[-1])
     return order, order.arrange(flat, axis=1)
 

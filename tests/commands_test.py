@@ -205,6 +205,7 @@ def test_other_system_errors_stay(options):
         commands.command(run, options, ["evaluate"])
 
 
+@pytest.mark.thorough
 def test_the_first_line_of_a_command_is_no_error(tmp_path):
     """Also where TensorFlow finds no driver of a GPU, of which it tells as an error."""
     environment = dict(os.environ)

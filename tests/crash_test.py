@@ -139,23 +139,6 @@ def test_a_run_that_is_stopped_and_killed(whole, text, tmp_path, capsys):
     assert_same_end(whole, tmp_path)
 
 
-def test_a_damaged_checkpoint(whole, text, tmp_path, capsys):
-    folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    newest = checkpoints.paths(folder)[-1]
-    path = newest.with_name(newest.name + ".data-00000-of-00001")
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    assert run(folder, text) == 0
-    out = "".join(capsys.readouterr())
-    before = checkpoints.paths(whole)[-2]
-    assert f"WARNING: The checkpoint must be whole. Received: {newest}" in out
-    assert f"continuing from the one before, {folder}/checkpoints/{before.name}" in out
-    assert f"continuing at step {checkpoints.step_of(before)}" in out
-    assert_same_end(whole, folder)
-
-
 def test_a_full_disk(whole, text, tmp_path, capsys):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)

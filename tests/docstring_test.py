@@ -16,7 +16,9 @@ from tests import tracing
 ROOT = pathlib.Path(__file__).parents[1]
 FENCED = r"^(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```"
 EXAMPLE = re.compile(FENCED, re.MULTILINE | re.DOTALL)
-LONG = re.compile(r"\.(fit|generate|export|score|save\w*)\(|\bTrainer\(")
+LONG = re.compile(
+    r"\.(fit|generate|export|score|save\w*)\(|\b(Trainer|compare_decoding)\("
+)
 ON_JAX = keras.backend.backend() == "jax"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -63,9 +63,10 @@ def read(page):
 
 
 def rows_below(heading, page=BENCHMARKS):
-    """Returns the rows of the first table below a heading, lists of plain cells."""
-    text = (ROOT / page).read_text().partition(heading)[2]
-    lines = text[text.index("\n|") :].partition("\n\n")[0].strip().splitlines()
+    """Returns the rows of the first table at or below a heading: plain cells."""
+    text = (ROOT / page).read_text()
+    text = text[text.index(heading) :]
+    lines = text[text.index("|") :].partition("\n\n")[0].splitlines()
     cells = [line.strip("|").replace("**", "").split("|") for line in lines[2:]]
     return [[cell.strip() for cell in row] for row in cells]
 

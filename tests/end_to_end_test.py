@@ -1,7 +1,5 @@
 """One run from its training to its texts, by the commands, on every backend."""
 
-import json
-
 import pytest
 
 from routing_tf.cli import analyse
@@ -9,13 +7,10 @@ from routing_tf.cli import evaluate
 from routing_tf.cli import generate
 from routing_tf.cli import train
 from routing_tf.training import loading
+from tests import runs
 
 pytestmark = pytest.mark.usefixtures("eager")
-HPARAMS = (
-    "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
-    "num_routed_heads=1,attention_window=8,local_block_length=8,"
-    "max_sequence_length=32,batch_tokens=128,warmup_steps=2"
-)
+HPARAMS = f"{runs.HPARAMS},num_routed_heads=1"
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +31,6 @@ def run(model_dir, run_command):
     return run
 
 
-def last_entry(model_dir):
-    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-    return json.loads(lines[-1])
-
-
 def test_training(run, model_dir, text):
     arguments = [f"--files={text}", "--hparams_set=byte_tiny", f"--hparams={HPARAMS}"]
     arguments += ["--train_steps=3", "--eval_examples=3", "--sample_bytes=6"]
@@ -53,13 +43,13 @@ def test_training(run, model_dir, text):
     assert "strictly causal: no later token influences a score" in out
     assert "WARNING" not in out
     assert "--- sampled continuation" in out
-    bits = last_entry(model_dir)["held_out_bits_per_byte"]
+    bits = runs.metrics(model_dir)[-1]["held_out_bits_per_byte"]
     assert out.splitlines()[-1] == f"held-out bits per byte: {bits:.4f}"
 
 
 def test_evaluation(run, model_dir):
     out = run(evaluate, "--split=validation", "--eval_examples=3")
-    bits = last_entry(model_dir)["held_out_bits_per_byte"]
+    bits = runs.metrics(model_dir)[-1]["held_out_bits_per_byte"]
     assert "validation: 96 tokens scored" in out
     assert out.splitlines()[-1] == f"held-out bits per byte: {bits:.4f}"
 

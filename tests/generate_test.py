@@ -149,21 +149,6 @@ def ending_model(model, tmp_path):
     return tmp_path / "ending.keras"
 
 
-@pytest.mark.thorough
-def test_texts_end_one_by_one(ending_model, tmp_path, run, run_command):
-    path = tmp_path / "texts.jsonl"
-    options = [f"--model_dir={ending_model}", "--sampler=random", "--seed=1"]
-    run(*options, f"--output_file={path}", "--num_samples=8")
-    texts = [json.loads(line) for line in path.read_text().splitlines()]
-    assert all(text["ended"] for text in texts)
-    assert all(text["continuation"] == "b" * (text["tokens"] - 1) for text in texts)
-    assert len({text["tokens"] for text in texts}) > 1
-    options += ["--nostop_at_end", "--max_length=12"]
-    _, out, err = run_command(generate, *options)
-    assert "11 tokens" in err
-    assert "\nb" in out and set(out) == {"b", "\n"}
-
-
 def test_a_stream_goes_past_the_trained_length(model, tmp_path, run_command):
     path = tmp_path / "text.txt"
     options = [f"--model_dir={model}", "--prompt=It was", "--stream", GREEDY]
@@ -205,6 +190,14 @@ def test_a_stream_ends_at_the_end_id_where_it_shall(ending_model, run, run_comma
     _, out, err = run_command(generate, *options, "--stop_at_end")
     assert out == ""
     assert "1 tokens in" in err
+
+
+def test_a_text_ends_at_the_end_id_unless_told_otherwise(ending_model, run_command):
+    options = [f"--model_dir={ending_model}", GREEDY, "--prompt=a", "--max_length=4"]
+    for more, expected, number in (([], "a\n", 1), (["--nostop_at_end"], "a\n\n", 2)):
+        _, out, err = run_command(generate, *options, *more)
+        assert out == expected
+        assert f"{number} tokens in" in err
 
 
 @pytest.mark.parametrize(

@@ -15,17 +15,10 @@ from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training import run_config
 from routing_tf.training import run_folder
+from tests import runs
 
 HYPERPARAMETERS = models.preset_hyperparameters("byte_tiny").replace(
-    num_layers=1,
-    hidden_dim=16,
-    intermediate_dim=16,
-    num_local_heads=1,
-    num_routed_heads=1,
-    attention_window=8,
-    local_block_length=8,
-    max_sequence_length=16,
-    batch_tokens=64,
+    **models.hyperparameters.parse_overrides(runs.HPARAMS), num_routed_heads=1
 )
 ROT13 = str.maketrans("abcdefghijklm", "nopqrstuvwxyz")
 

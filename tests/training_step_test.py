@@ -83,7 +83,7 @@ class TestSteps:
         "kind, optimizer",
         [
             ("decoder", None),
-            ("decoder", "muon"),
+            pytest.param("decoder", "muon", marks=pytest.mark.thorough),
             pytest.param("decoder", "adamw", marks=pytest.mark.thorough),
             pytest.param("seq2seq", None, marks=pytest.mark.thorough),
             pytest.param("image", None, marks=pytest.mark.thorough),

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -13,9 +12,7 @@ from routing_tf import models
 from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import training
-from routing_tf.files.splits import SPLITS
 from routing_tf.models.release import conversion
-from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training import engines
@@ -25,6 +22,7 @@ from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from routing_tf.training.engines.step import Report
 from tests import golden_cases
+from tests import runs
 from tests import small_problems as small_problems
 from tests.small_problems import interrupted
 from tests.small_problems import press
@@ -36,21 +34,11 @@ LENGTH = 32
 
 def tiny(**changes):
     small = {
-        "num_layers": 1,
-        "hidden_dim": 16,
-        "intermediate_dim": 16,
-        "num_local_heads": 1,
+        **models.hyperparameters.parse_overrides(runs.HPARAMS),
         "num_routed_heads": 1,
         "num_clusters": 3,
         "routing": "expert_choice",
-        "attention_window": 8,
-        "local_block_length": 8,
-        "local_relative_positions": False,
-        "routed_relative_positions": False,
-        "max_sequence_length": LENGTH,
-        "batch_tokens": 4 * LENGTH,
         "learning_rate": 0.02,
-        "warmup_steps": 2,
         "train_steps": 6,
     }
     return models.preset_hyperparameters("byte_tiny").replace(**{**small, **changes})
@@ -96,17 +84,12 @@ def state(trainer):
     return [np.asarray(variable) for variable in variables]
 
 
-def read_metrics(model_dir):
-    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
 def assert_same_end(one, other):
     """Asserts that two runs of four steps have the same losses and variables."""
     for value, expected in zip(state(one), state(other), strict=True):
         np.testing.assert_array_equal(value, expected)
     losses = [
-        [entry["loss"] for entry in read_metrics(trainer.model_dir) if "loss" in entry]
+        [entry["loss"] for entry in runs.metrics(trainer.model_dir, "loss")]
         for trainer in (one, other)
     ]
     assert len(losses[0]) == 4
@@ -151,13 +134,12 @@ def stand_in(config, problem, model_dir, bad_steps=(), happens=None, **options):
 
 
 def steps_with(key, model_dir):
-    return [entry["step"] for entry in read_metrics(model_dir) if key in entry]
+    return [entry["step"] for entry in runs.metrics(model_dir, key)]
 
 
 class TestTrainer:
     def test_the_loss_falls(self, finished):
-        entries = read_metrics(finished.model_dir)
-        steps = [entry for entry in entries if "loss" in entry]
+        steps = runs.metrics(finished.model_dir, "loss")
         assert [entry["step"] for entry in steps] == [5, 10, 15, 20]
         assert steps[-1]["loss"] < 0.8 * steps[0]["loss"]
         schedule = training.make_schedule(finished.config.hyperparameters)
@@ -174,9 +156,9 @@ class TestTrainer:
         assert 0 <= last[f"{tag}/entropy"] <= 1 + 1e-9
 
     def test_held_out_text_is_scored_on_the_way(self, finished):
-        entries = read_metrics(finished.model_dir)
         key = "held_out_bits_per_byte"
-        scores = {entry["step"]: entry[key] for entry in entries if key in entry}
+        entries = runs.metrics(finished.model_dir, key)
+        scores = {entry["step"]: entry[key] for entry in entries}
         assert list(scores) == [0, 10, 20]
         assert scores[20] == finished.result.bits
         assert scores[20] < scores[10] < scores[0]
@@ -188,19 +170,10 @@ class TestTrainer:
             event = tf.compat.v1.Event.FromString(raw)
             for value in event.summary.value:
                 found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
-        for entry in read_metrics(finished.model_dir):
+        for entry in runs.metrics(finished.model_dir):
             step = entry.pop("step")
             for name, value in entry.items():
                 assert found[step, name] == pytest.approx(value, rel=1e-5)
-
-    def test_the_last_three_checkpoints_and_the_best_are_kept(self, finished):
-        names = [path.name for path in checkpoints.paths(finished.model_dir)]
-        assert names == ["step-12", "step-18", "step-20"]
-        folder = finished.model_dir / "checkpoints"
-        others = {"checkpoint", "best"}
-        assert {path.stem for path in folder.iterdir()} == {*names, *others}
-        (best,) = checkpoints.paths(finished.model_dir, "best")
-        assert best.name == "step-20"
 
     def test_the_model_of_a_run_is_loaded(self, finished):
         for source in (
@@ -443,20 +416,6 @@ class TestPairs:
         assert evaluation.batch_size_of(tiny(), problem) == expected
 
 
-class DistinctTokens(problems.Problem):
-    """Windows without repeated tokens, whose routing scores would be tied."""
-
-    vocabulary_size = 258
-
-    def load(self):
-        ids = np.tile(np.random.default_rng(0).permutation(256) + 2, 4)
-        return dict.fromkeys(SPLITS, ids)
-
-
-def checkpoint_files(trainer):
-    return list((trainer.model_dir / "checkpoints").rglob("step-*"))
-
-
 class TestInitCheckpoint:
     def test_weights_alone_are_taken(self, finished, configure, tmp_path):
         preset = tmp_path / "preset"
@@ -499,30 +458,6 @@ class TestEvaluate:
         assert result.nats == pytest.approx(total, rel=1e-5)
         assert result.nats_per_token == pytest.approx(total / count, rel=1e-5)
         assert result.bits == pytest.approx(total / count / np.log(2), rel=1e-5)
-
-    def test_prefixes_equal_cut_sequences(self):
-        problem = DistinctTokens(sequence_length=LENGTH)
-        # With one layer nothing but routing changes when a prefix grows.
-        lm = training.build_model(tiny(), problem)
-        for variable in lm.trainable_variables:
-            value = np.random.default_rng(1).normal(size=variable.shape)
-            variable.assign(0.5 * value)
-        dataset = problem.dataset("test", 1, num_examples=1)
-        inputs, targets, _ = next(dataset.as_numpy_iterator())
-        nats = TokenScorer(lm, "prefix").score(inputs, targets)[0]
-        ends = [1, 2, 17, LENGTH]
-        expected = [
-            nats_of(
-                lm,
-                {name: array[:, :end] for name, array in inputs.items()},
-                targets[:, :end],
-            )[0, -1]
-            for end in ends
-        ]
-        np.testing.assert_allclose(nats[np.array(ends) - 1], expected, rtol=1e-5)
-        # The test would be empty if later tokens did not count.
-        full = TokenScorer(lm, "full").score(inputs, targets)[0]
-        assert abs(full - nats).sum() > 1e-3
 
     def test_report_tells_the_figures_apart(self, finished):
         problem, result = finished.problem, finished.result
@@ -574,37 +509,41 @@ class TestWeightDecay:
         assert all(v.regularizer is None for v in lm.trainable_variables)
 
 
+COSINE = {"gradient_clip_norm": 2.0, "warmup_steps": 5, "adam_beta_2": 0.9}
+NOAM = {"learning_rate_schedule": "noam", "learning_rate": 0.2, "warmup_steps": 8}
+
+
 class TestOptimizer:
-    def test_adafactor_with_the_release_schedule(self):
-        h = models.preset_hyperparameters("enwik8_local_cluster8k")
-        optimizer = training.make_optimizer(h)
+    @pytest.mark.parametrize(
+        "h, train_steps, rates",
+        [
+            (
+                models.preset_hyperparameters("enwik8_local_cluster8k"),
+                None,
+                {0: 0.01, 40000: 0.005},
+            ),
+            (tiny(**COSINE), 105, {5: 0.02, 55: 0.01, 105: 0.0}),
+            # A run may end within the warm-up.
+            (tiny(warmup_steps=100), 10, {10: 0.02 / 10}),
+            (tiny(**NOAM), None, {7: 5000 * 0.2 * 0.002 * 16**-0.5 * 8**-0.5}),
+        ],
+        ids=["release", "cosine", "warm-up", "noam"],
+    )
+    def test_rates(self, h, train_steps, rates):
+        schedule = training.make_schedule(h, train_steps)
+        for step, rate in rates.items():
+            assert float(schedule(step)) == pytest.approx(rate, rel=1e-6, abs=1e-9)
+
+    def test_settings(self):
+        release = models.preset_hyperparameters("enwik8_local_cluster8k")
+        optimizer = training.make_optimizer(release)
         assert isinstance(optimizer, optimizers.Adafactor)
         assert optimizer.global_clipnorm is None
-        schedule = training.make_schedule(h)
-        assert float(schedule(0)) == pytest.approx(0.01)
-        assert float(schedule(40000)) == pytest.approx(0.005)
-
-    def test_adam_with_cosine_decay(self):
-        h = tiny(gradient_clip_norm=2.0, warmup_steps=5, adam_beta_2=0.9)
+        h = tiny(**COSINE)
         optimizer = training.make_optimizer(h)
-        assert optimizer.get_config()["beta_1"] == h.adam_beta_1
-        assert optimizer.get_config()["beta_2"] == 0.9
-        assert optimizer.get_config()["epsilon"] == h.adam_epsilon
         assert optimizer.global_clipnorm == 2.0
-        schedule = training.make_schedule(h, train_steps=105)
-        assert float(schedule(5)) == pytest.approx(h.learning_rate)
-        assert float(schedule(55)) == pytest.approx(h.learning_rate / 2)
-        assert float(schedule(105)) == pytest.approx(0.0, abs=1e-9)
-
-    def test_a_run_may_end_within_the_warm_up(self):
-        schedule = training.make_schedule(tiny(warmup_steps=100), train_steps=10)
-        assert float(schedule(10)) == pytest.approx(0.02 / 10)
-
-    def test_noam(self):
-        h = tiny(learning_rate_schedule="noam", learning_rate=0.2, warmup_steps=8)
-        schedule = training.make_schedule(h)
-        expected = 5000 * 0.2 * 0.002 * 16**-0.5 * 8**-0.5
-        assert float(schedule(7)) == pytest.approx(expected)
+        for name in ("beta_1", "beta_2", "epsilon"):
+            assert optimizer.get_config()[name] == getattr(h, f"adam_{name}")
 
 
 class TestRunConfig:

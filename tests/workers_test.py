@@ -1,6 +1,5 @@
 """Tests of runs on several workers, as processes of one machine."""
 
-import json
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ import pytest
 from routing_tf.cli import train
 from routing_tf.training import checkpoints
 from tests import command_line
+from tests import runs
 from tests.engines import small_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
@@ -72,10 +72,8 @@ def train_alone(model_dir, text, *flags):
 
 
 def bits(model_dir):
-    lines = (model_dir / "metrics.jsonl").read_text().splitlines()
-    entries = [json.loads(line) for line in lines]
     key = "held_out_bits_per_byte"
-    return {entry["step"]: entry[key] for entry in entries if key in entry}
+    return {entry["step"]: entry[key] for entry in runs.metrics(model_dir, key)}
 
 
 def test_two_workers_are_one(text, tmp_path):

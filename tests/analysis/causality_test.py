@@ -53,21 +53,6 @@ def test_token_choice_moves_nothing():
     assert_tight(leaks)
 
 
-def test_expert_choice_leaks_in_routed_heads():
-    lm = small_cases.language_model()
-    leaks = leaks_of(lm, small_cases.windows(2), num_perturbations=2)
-    for index in range(2):
-        routed = leaks[f"block_{index} routed_heads"]
-        assert 0 < routed.itself.share <= 1
-        assert 0 < routed.itself.mean < routed.itself.largest
-        assert leaks[f"block_{index} local_heads"].itself == NOTHING
-        assert leaks[f"block_{index} output"].itself.share > 0
-    # Nothing lies below the first block.
-    for name in ("routed_heads", "local_heads", "output"):
-        assert leaks[f"block_0 {name}"].itself == leaks[f"block_0 {name}"].stack
-    assert leaks["block_1 local_heads"].stack.share > 0
-
-
 @pytest.mark.thorough
 def test_prefixes_do_not_leak():
     lm = small_cases.language_model()

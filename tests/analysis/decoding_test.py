@@ -18,7 +18,7 @@ ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 
 def problem():
-    return Countdown(sequence_length=small_models.LENGTH // 2)
+    return Countdown(sequence_length=8)
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,13 @@ def problem():
     ],
 )
 def test_all_ways_score_the_same(routing, with_export):
-    lm = small_models.language_model(num_local_only_layers=1, routing=routing)
+    # Longer texts than a window, and than a local block.
+    sizes = {"attention_window": 6, "local_block_length": 4}
+    lm = small_models.language_model(num_local_only_layers=1, routing=routing, **sizes)
     result = compare_decoding(
         lm, problem(), "test", num_examples=3, with_export=with_export, verbose=False
     )
-    assert result.num_windows == 3 and result.decisions > 50
+    assert result.num_windows == 3 and result.decisions > 30
     assert result.near_ties == 0
     assert result.largest_difference < 1e-4
     assert abs(result.one_pass - result.steps) < 1e-5

@@ -1,7 +1,5 @@
 """Tests of pictures."""
 
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -98,9 +96,3 @@ def test_lay_out():
         (2, 0, "d", True),
     ]
     assert pictures.lay_out([]) == []
-
-
-def test_matplotlib_is_missing(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match="pip install matplotlib"):
-        pictures.draw_maps({"local_heads": np.eye(3)[None]}, "", tmp_path / "a.png")

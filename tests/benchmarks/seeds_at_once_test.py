@@ -10,7 +10,10 @@ import sys
 import numpy as np
 import pytest
 
+from tests.documented_figures_test import rows_below
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = "docs/induction.md"
 X = "num_clusters=32,clusters_per_query=2,anchor_weight=0.5,centroid_decay=0.99"
 LOCAL = "num_local_only_layers=4,local_block_length=32,local_key_shift=1"
 HASHED = "routing=hashed"
@@ -71,16 +74,6 @@ def runs_of(name):
     return json.loads((ROOT / "benchmarks" / name).read_text())["runs"]
 
 
-def rows_below(head, page="induction"):
-    """The cells of the rows below a heading of a page."""
-    lines = (ROOT / f"docs/{page}.md").read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith(head))
-    for line in lines[start + 2 :]:
-        if not line.startswith("|"):
-            return
-        yield [cell.strip() for cell in line.strip("|").split("|")]
-
-
 def shown(values):
     if not values:
         return "-"
@@ -90,7 +83,7 @@ def shown(values):
 
 def test_the_table_of_language_has_the_figures_of_its_record():
     runs = runs_of("seeds_at_once.json")
-    rows = list(rows_below("| heads | Python, 900 steps"))
+    rows = rows_below("| heads | Python, 900 steps", PAGE)
     assert [name for name, *_ in rows] == list(ROWS)
     for name, *cells in rows:
         for (data, steps), cell in zip(COLUMNS, cells, strict=True):
@@ -108,9 +101,7 @@ def test_the_table_of_images_has_the_figures_of_its_record():
         (run["settings"]["hparams"], run["settings"]["data"]): run["bits"]
         for run in runs_of("seeds_at_once.json")
     }
-    rows = {
-        name: cells for name, *cells in rows_below("| heads | digits", "benchmarks")
-    }
+    rows = {name: cells for name, *cells in rows_below("| heads | digits")}
     assert rows == {
         name: [shown(bits[each, data]) for each, data in zip(changes, IMAGES)]
         for name, changes in IMAGE_ROWS.items()
@@ -125,7 +116,7 @@ def test_the_table_of_images_has_the_figures_of_its_record():
 
 def test_the_table_of_recall_has_the_figures_of_its_record():
     runs = runs_of("recall_at_once.json")
-    rows = list(rows_below("| heads | 128 tokens, 8 pairs, 4 synonyms"))
+    rows = rows_below("| heads | 128 tokens, 8 pairs, 4 synonyms", PAGE)
     assert [name for name, *_ in rows] == list(RECALL_ROWS)
     for name, *cells in rows:
         pattern, exploring, options, more = RECALL_ROWS[name]

@@ -10,7 +10,6 @@ from routing_tf import models
 from routing_tf import tokenizers
 from tests import golden_cases
 from tests import tracing
-from tests.layers import helpers
 from tests.models import small_models
 
 ON_JAX = keras.backend.backend() == "jax"
@@ -70,29 +69,6 @@ def test_no_prompt_has_no_continuation(prompts, greedy):
     assert lm.generate(prompts, max_length=8) == []
     batches = tf.data.Dataset.from_tensor_slices(tf.constant([], tf.string)).batch(2)
     assert lm.generate(batches, max_length=8) == []
-
-
-@helpers.further_on_jax
-def test_losses_are_those_of_the_clustering():
-    lm = small_models.language_model()
-    kmeans = small_models.kmeans_layers(lm)
-    assert len(kmeans) == 2
-    assert lm.losses == []
-    for seed, training in ((0, False), (1, True), (2, False)):
-        lm(small_models.inputs(seed=seed), training=training)
-        losses = [float(loss) for loss in lm.losses]
-        own = [float(loss) for layer in kmeans for loss in layer.losses]
-        assert len(losses) == 2
-        assert sorted(losses) == sorted(own)
-        assert min(losses) > 1e-3
-    # They are new in each call: the same inputs give them again.
-    lm(small_models.inputs(seed=2), training=False)
-    assert [float(loss) for loss in lm.losses] == losses
-
-
-def test_local_heads_have_no_losses():
-    lm = small_models.language_model(num_layers=1, num_routed_heads=0)
-    assert logits_and_losses(lm, small_models.inputs())[1] == []
 
 
 @pytest.fixture(scope="module")
@@ -283,13 +259,6 @@ def test_greedy_generation_is_that_of_prefixes_alone(greedy):
     # The test means something only if other ids in the buffer would matter.
     assert misled > 0
     assert len(set(chosen)) > 2
-
-
-@small_models.FURTHER
-def test_a_prompt_is_continued_alike_alone_and_in_a_batch(greedy):
-    lm, x, token_ids = greedy
-    alone, _ = generate(lm, {name: value[1:] for name, value in x.items()})
-    np.testing.assert_array_equal(alone[0], token_ids[1])
 
 
 def test_generation_stops(greedy):

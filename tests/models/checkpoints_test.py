@@ -128,13 +128,6 @@ def test_hparams_go_before_the_preset():
     assert (h.hidden_dim, h.max_sequence_length, h.residual_dropout) == (24, 8192, 0.1)
 
 
-def test_hparams_may_be_a_file(tmp_path):
-    name = "enwik8_local_cluster8k"
-    path = tmp_path / "hparams.json"
-    path.write_text(json.dumps(hparams_of(name)))
-    assert load(name, hparams=str(path)).hyperparameters == load(name).hyperparameters
-
-
 @pytest.mark.parametrize(
     "message, options",
     [

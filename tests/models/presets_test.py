@@ -205,12 +205,7 @@ def test_unsupported_settings_of_images(change, message):
 @pytest.mark.parametrize("name", OWN)
 def test_own_presets(name):
     h = models.preset_hyperparameters(name)
-    intensities = {"digits_small": 17, "images_small": 256}
-    assert h.vocabulary_size == intensities.get(name, 258)
     assert h.compatibility is None
-    assert h.num_local_heads and h.num_routed_heads
-    assert h.num_local_only_layers < h.num_layers
-    assert h.attention_window <= h.max_sequence_length
     assert h.batch_tokens % h.max_sequence_length == 0
 
 
@@ -260,7 +255,6 @@ def test_presets_of_bytes_take_texts_and_ids():
     ids = lm.evaluate(x, y, sample_weight=weights, verbose=0)
     np.testing.assert_allclose(ids, texts, rtol=1e-6)
     lm.fit(["abc"] * 4, verbose=0)
-    lm.fit(x, y, sample_weight=weights, verbose=0)
     # Ids come and go as ids, with the tokenizer's end id as the only stop.
     ids = {
         "token_ids": np.array([[0, 101, 102, 0, 0, 0]]),

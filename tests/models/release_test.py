@@ -269,17 +269,6 @@ def test_a_call_with_missing_arguments_is_refused():
         release.attention_layer({"query_shape": (4,), "local_num_heads": 2})
 
 
-def test_attention_of_a_model_has_the_names_of_the_layer():
-    # The same block of variables, once alone and once as a part of the model.
-    alone = release.attention_layer(ATTENTION)
-    assert isinstance(alone, layers.MixedAttention)
-    scope = "decoder_layer_1/self_attention/"
-    inside = [
-        name for name in names(language_model()) if name.startswith(scope + "self_")
-    ]
-    assert inside == [scope + name for name in names(alone)]
-
-
 def test_names_with_normalization_before_each_part():
     lm = language_model(layer_preprocess_sequence="n", layer_postprocess_sequence="da")
     scopes = [

@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from absl import flags
 
 from routing_tf import models
 from routing_tf import tokenizers
@@ -500,16 +499,6 @@ def test_other_files_are_safe(tmp_path, capsys, monkeypatch):
     # An earlier export is replaced.
     assert not run(*arguments, "--max_length=12")
     assert (folder / "saved_model.pb").read_text() == "12"
-
-
-@on_tensorflow
-def test_mistakes_are_one_line_on_stderr(tmp_path, capsys):
-    folder = f"--export_dir={tmp_path / 'served'}"
-    assert run(f"--model_dir={tmp_path}", folder) == 1
-    assert "`--model_dir` must hold a run" in capsys.readouterr().err
-    with pytest.raises(flags.IllegalFlagValueError):
-        run(f"--model_dir={tmp_path}", folder, "--max_length=0")
-    assert not (tmp_path / "served").exists()
 
 
 @pytest.mark.skipif(ON_TENSORFLOW, reason="what other backends say")

@@ -392,27 +392,6 @@ def test_prefixes_of_one_routed_layer_are_prefixes_alone():
 
 
 @small_models.FURTHER
-def test_prefixes_do_not_know_what_follows():
-    lm = language_model(num_layers=3)
-    text = "the cat sat on"
-    whole = lm.score(text, routing_scope="prefix")
-    for end in (4, 9):
-        start = lm.score(text[:end], routing_scope="prefix")
-        assert_close(start.log_likelihoods, whole.log_likelihoods[:end])
-        leaky = lm.score(text[:end]).log_likelihoods
-        # Or the test would show nothing.
-        assert np.abs(lm.score(text).log_likelihoods[:end] - leaky).max() > 1e-3
-
-
-def test_token_choice_has_one_scope():
-    lm = language_model(routing="token_choice")
-    text = "the cat sat on the mat"
-    full, prefix = (lm.score(text, routing_scope=s) for s in ("full", "prefix"))
-    assert_same(full, prefix)
-    assert_close(lm.score(text[:9]).log_likelihoods, full.log_likelihoods[:9])
-
-
-@small_models.FURTHER
 def test_the_scope_is_that_of_the_hyperparameters():
     text = "the cat sat"
     options = {"routing_scope": "prefix", "prefix_block_size": 5}

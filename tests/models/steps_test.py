@@ -7,7 +7,6 @@ import pytest
 from routing_tf.models import steps
 from tests import golden_cases
 from tests.models import small_models
-from tests.models import small_seq2seq
 
 LENGTH, PROMPTS = 7, (3, 5)
 SAMPLERS = {
@@ -59,16 +58,6 @@ def test_steps_continue_as_recomputing_does(sampler, routing, monkeypatch):
     expected = generate(lm, sampler, x)["token_ids"]
     np.testing.assert_array_equal(tokens, expected)
     assert not np.array_equal(tokens, generate(lm, "greedy", x)["token_ids"])
-
-
-@small_models.FURTHER
-def test_an_encoder_and_steps_of_the_decoder(monkeypatch):
-    lm = small_seq2seq.language_model(timing_signal=True)
-    x = small_seq2seq.inputs(lengths=(2, 4), buffers=(40, 7))
-    tokens = generate(lm, "beam", x)["decoder_token_ids"]
-    recompute(monkeypatch)
-    expected = generate(lm, "beam", x)["decoder_token_ids"]
-    np.testing.assert_array_equal(tokens, expected)
 
 
 @small_models.FURTHER

@@ -222,19 +222,6 @@ def test_fit_with_and_without_jit():
         np.testing.assert_allclose(plain, compiled, rtol=1e-4, atol=1e-6)
 
 
-def test_accumulates_gradients():
-    gradients = np.random.default_rng(0).normal(size=(4, 3, 5)).astype("float32")
-    whole = keras.Variable(np.ones((3, 5), "float32"))
-    accumulated = keras.Variable(np.ones((3, 5), "float32"))
-    optimizer = Adafactor(0.1)
-    for gradient in (gradients[0:2].mean(axis=0), gradients[2:4].mean(axis=0)):
-        apply(optimizer, [gradient], [whole])
-    optimizer = Adafactor(0.1, gradient_accumulation_steps=2)
-    for gradient in gradients:
-        apply(optimizer, [gradient], [accumulated])
-    np.testing.assert_allclose(to_numpy(accumulated), to_numpy(whole), rtol=1e-5)
-
-
 def test_config_round_trip():
     arguments = {
         "beta_1": 0.5,

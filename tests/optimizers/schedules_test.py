@@ -87,23 +87,6 @@ def test_serialization_inside_an_optimizer(schedule):
     assert float(copy(250)) == float(schedule(250))
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_follows_the_step_inside_fit(jit_compile):
-    model = keras.Sequential(
-        [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")]
-    )
-    schedule = FactorSchedule("linear_warmup", warmup_steps=4)
-    model.compile(
-        keras.optimizers.SGD(schedule),
-        # A gradient of -1 for kernel and bias at each step.
-        loss=lambda targets, outputs: -0.5 * (outputs - targets),
-        jit_compile=jit_compile,
-    )
-    model.fit(np.ones((3, 1)), np.zeros((3, 1)), batch_size=1, verbose=0)
-    expected = 0.5 * (0 + 1 / 4 + 2 / 4)
-    np.testing.assert_allclose(model.get_weights()[1], [expected], rtol=1e-6)
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [

@@ -77,9 +77,6 @@ def test_release_packing_makes_each_line_a_window(tmp_path, integers):
     for split, (first, second, third, long) in lines.items():
         expected = [first, second, third, long[:LENGTH], long[LENGTH:]]
         assert prepared.rows_of(problem, split) == expected
-    batches = problem.dataset("train", 1).take(5).as_numpy_iterator()
-    found = [targets[weights == 1].tolist() for _, targets, weights in batches]
-    assert sorted(found) == sorted(prepared.rows_of(problem, "train"))
 
 
 def test_ids_may_be_larger_than_bytes(tmp_path):

@@ -140,23 +140,6 @@ class TestMnist:
         builder.download_and_prepare(download_config=config)
         check_images(get("mnist", tmp_path), "test", range(6))
 
-    def test_another_file(self, tmp_path, raw):
-        write_mnist(raw)
-        with pytest.raises(ValueError, match="train-images-idx3-ubyte.gz") as error:
-            get("mnist", tmp_path, raw)
-        assert "a file is not the one expected" in str(error.value)
-
-    def test_a_missing_file(self, small_mnist, tmp_path, raw):
-        (raw / "t10k-labels-idx1-ubyte.gz").unlink()
-        with pytest.raises(
-            ValueError, match="must hold the file 't10k-labels-idx1-ubyte.gz'"
-        ):
-            get("mnist", tmp_path, raw)
-
-    def test_data_that_is_not_prepared(self, tmp_path):
-        with pytest.raises(ValueError, match="datagen --problem=mnist"):
-            get("mnist", tmp_path).prepare()
-
 
 def test_cifar10(tmp_path, raw, monkeypatch):
     write_cifar10(raw)
@@ -477,10 +460,3 @@ class TestArraysOfOwnImages:
             problem.prepare("train")
         list(problem.generate())
         assert len(problem.images("train")) == 9
-
-    def test_a_damaged_file(self, folder, tmp_path):
-        (folder / "validation" / "cat" / "0.png").write_bytes(b"\x89PNG")
-        problem = problems.get("image_folder", data_dir=str(tmp_path / "data"))
-        with pytest.raises(ValueError, match="validation/cat/0.png"):
-            list(problem.generate(str(folder)))
-        assert not os.path.exists(f"{problem.folder('validation')}.incomplete")

@@ -133,17 +133,9 @@ def test_goes_on_behind_the_last_book(
         assert prepared.rows_of(problem, split) == prepared.rows_of(whole, split)
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (b"", r"5\.txt.* must not be empty"),
-        (b"good\nbad \xff\n", r"5\.txt.*line 2.*UTF-8"),
-        (b"<!DOCTYPE html>\n", r"5\.txt.*a web page"),
-    ],
-)
-def test_damaged_books(tmp_path, raw_dir, vocabulary, content, message):
-    (raw_dir / "train" / "5.txt").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+def test_a_damaged_book(tmp_path, raw_dir, vocabulary):
+    (raw_dir / "train" / "5.txt").write_bytes(b"good\nbad \xff\n")
+    with pytest.raises(ValueError, match=r"5\.txt.*line 2.*UTF-8"):
         get(tmp_path, raw_dir)
     left = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
     assert [path.name for path in left] == [pg19.VOCABULARY_FILE]

@@ -32,11 +32,6 @@ def make_class():
     return Zeros
 
 
-def test_names():
-    assert {"python_source", "text_files"} <= set(problems.names())
-    assert problems.names() == sorted(problems.names())
-
-
 def test_own_problem(clean_registry):
     own = problems.register("zeros")(make_class())
     problem = problems.get("zeros", data_dir="folder", size="12", sequence_length="3")

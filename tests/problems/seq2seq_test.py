@@ -79,23 +79,12 @@ class TestBatches:
         batches = numbers(Numbers().dataset("validation", batch_size=3))
         assert batches == [[0, 1, 2], [3, 4, -1]]
 
-    def test_some_of_the_pairs(self):
-        dataset = Numbers().dataset("train", 2, training=False, num_examples=5)
-        assert numbers(dataset) == [[0, 4], [9, 13], [18, -1]]
-
     def test_epochs_hold_each_pair_once_in_another_order(self):
         first, second = numbers(Numbers().dataset("train", batch_size=23).take(2))
         assert sorted(first) == sorted(second) == list(range(23))
         assert first != second != sorted(second)
         other = numbers(Numbers().dataset("train", 23, seed=1).take(1))[0]
         assert other != first
-
-    @pytest.mark.thorough
-    def test_training_goes_on_anywhere(self):
-        whole = numbers(Numbers().dataset("train", 4, seed=1).take(15))
-        for step in (3, 5, 6, 12):
-            dataset = Numbers().dataset("train", 4, seed=1, start_step=step)
-            assert numbers(dataset.take(15 - step)) == whole[step:]
 
 
 def test_packed_pairs():

@@ -3,7 +3,6 @@
 import json
 import zipfile
 
-import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
@@ -58,29 +57,3 @@ def test_pairs(name, tmp_path, raw):
         assert found == {
             (article(name, n), abstract(name, n)) for n in range(SIZES[file])
         }
-
-
-def test_long_articles_are_cut(tmp_path, raw):
-    problem = get("arxiv", tmp_path, raw, input_length=100, sequence_length=30)
-    too_long = sum(len(article("arxiv", n)) >= 100 for n in range(12))
-    assert 0 < too_long < 12
-    assert f"train 12 pairs ({too_long} of them too long: cut)" in problem.describe()
-    inputs, targets, weights = next(
-        problem.dataset("train", 12, training=False).as_numpy_iterator()
-    )
-    assert inputs["encoder_token_ids"].shape == (12, 100)
-    assert inputs["encoder_padding_mask"].all(axis=1).sum() >= too_long
-    np.testing.assert_array_equal(weights == 1, targets > 0)
-    dropped = get(
-        "arxiv", tmp_path, input_length=100, sequence_length=30, too_long="drop"
-    )
-    assert dropped.num_windows("train") == 12 - too_long
-
-
-@pytest.mark.thorough
-def test_vocabulary(tmp_path, raw):
-    problem = get("pubmed", tmp_path, raw, vocabulary="subwords")
-    assert (tmp_path / "data" / "vocab.pubmed.32768.subwords").exists()
-    assert len(problem.pair("test", 0)[1]) < 12
-    text = problem.tokenizer.detokenize(problem.pair("test", 0)[1])
-    assert text in [abstract("pubmed", n) for n in range(2)]

@@ -157,13 +157,6 @@ class TestEvaluation:
         again = problem.dataset("test", batch_size=2, repeat=True).take(8)
         np.testing.assert_array_equal(collect(again)[1], np.concatenate([every] * 2))
 
-    def test_a_split_may_be_shorter_than_a_window(self, tmp_path):
-        problem = text_files(tmp_path, random_bytes(400), sequence_length=100)
-        problem.prepare()
-        _, targets, weights = collect(problem.dataset("validation", 2))
-        assert weights.sum() == 21
-        np.testing.assert_array_equal(targets[weights == 1], problem.ids("validation"))
-
 
 class TestResume:
     """A run that goes on at a step sees what it would have seen."""
@@ -172,8 +165,6 @@ class TestResume:
         "num_workers, options, packing",
         [
             pytest.param(1, {}, "stream", marks=pytest.mark.thorough),
-            pytest.param(1, {}, "release", marks=pytest.mark.thorough),
-            pytest.param(2, {}, "stream", marks=pytest.mark.thorough),
             (2, {"min_training_length": "5"}, "release"),
         ],
     )
@@ -205,15 +196,7 @@ class TestResume:
                 )
                 tf.nest.map_structure(np.testing.assert_array_equal, resumed, expected)
 
-    @pytest.mark.parametrize(
-        "split, num_workers",
-        [
-            ("train", 2),
-            ("test", 3),
-            pytest.param("train", 3, marks=pytest.mark.thorough),
-            pytest.param("test", 2, marks=pytest.mark.thorough),
-        ],
-    )
+    @pytest.mark.parametrize("split, num_workers", [("train", 2), ("test", 3)])
     def test_workers_share_the_batches_of_one(self, problem, split, num_workers):
         steps = 12 if split == "train" else None
         whole = problem.dataset(split, batch_size=2 * num_workers, seed=1)
@@ -602,36 +585,13 @@ class TestPythonSource:
         assert own_files.split_of_file("abc.py") == "train"
 
 
-class TestSubwords:
-    @pytest.fixture
-    def vocabulary(self, tmp_path):
-        tokens = SubwordTokenizer.build_vocabulary(
-            ["one fish two fish", "red fish blue fish"], vocabulary_size=64
-        )
-        path = tmp_path / "vocab.subwords"
-        SubwordTokenizer(tokens).save_vocabulary(path)
-        return str(path)
-
-    def test_ids_are_subwords_and_end_ids(self, tmp_path, vocabulary):
-        text_of = ["one fish\n", "two red fish; blue", "", "red "]
-        files = [
-            write(tmp_path, f"{i}.txt", (line * 20).encode())
-            for i, line in enumerate(text_of)
-        ]
-        problem = problems.get(
-            "text_files",
-            files=files[:2],
-            validation_files=files[1:3],
-            test_files=files[3],
-            vocabulary=vocabulary,
-            sequence_length=8,
-        )
-        assert problem.metric_name == "bits per subword"
-        assert problem.vocabulary_size == problem.tokenizer.vocabulary_size()
-        for split, texts in (("train", text_of[:1]), ("test", text_of[3:])):
-            expected = []
-            for line in texts:
-                ids = problem.tokenizer.tokenize(line * 20).numpy().tolist()
-                expected += [*ids, 1]
-            assert problem.ids(split).tolist() == expected
-        assert "train 141 subwords" in problem.describe()
+def test_ids_of_subwords_and_end_ids(tmp_path):
+    path, line = tmp_path / "vocab.subwords", "one fish; blue\n"
+    tokens = SubwordTokenizer.build_vocabulary(["one fish two fish; blue"], 64)
+    SubwordTokenizer(tokens).save_vocabulary(path)
+    problem = text_files(tmp_path, line.encode() * 20, vocabulary=str(path))
+    assert problem.metric_name == "bits per subword"
+    assert problem.vocabulary_size == problem.tokenizer.vocabulary_size()
+    ids = problem.tokenizer.tokenize(line * 18).numpy().tolist()
+    assert problem.ids("train").tolist() == [*ids, 1]
+    assert f"train {len(ids) + 1} subwords" in problem.describe()

@@ -67,23 +67,14 @@ def archives():
 
 
 @pytest.fixture
-def write(tmp_path, monkeypatch):
-    """Writes raw files, which tfds takes for the originals."""
-
-    def write(files):
-        raw = tmp_path / "raw"
-        raw.mkdir()
-        for name, content in files.items():
-            write_archive(raw / name, content)
-        prepared.trust(monkeypatch, wmt14.Wmt14Translate, raw)
-        return raw
-
-    return write
-
-
-@pytest.fixture
-def raw(write):
-    return write(archives())
+def raw(tmp_path, monkeypatch):
+    """A folder of raw files, which tfds takes for the originals."""
+    raw = tmp_path / "raw"
+    raw.mkdir()
+    for name, content in archives().items():
+        write_archive(raw / name, content)
+    prepared.trust(monkeypatch, wmt14.Wmt14Translate, raw)
+    return raw
 
 
 def get(tmp_path, raw=None, name="translate_ende_wmt14", **options):
@@ -116,7 +107,6 @@ class TestDocuments:
         assert texts(problem, "train") == documents(TRAIN, 100)
         assert texts(problem, "validation") == documents(VALIDATION, 100)
         assert texts(problem, "test") == documents(TEST, 100)
-        assert problem.describe_split("test") == "1 pairs (0 of them too long: cut)"
 
     def test_both_sides_fit(self, tmp_path, raw):
         problem = get(tmp_path, raw, input_length=120, sequence_length=90)
@@ -140,8 +130,6 @@ class TestDocuments:
         number = sum(len(source) >= 20 for source, _ in pairs)
         assert 30 <= number < len(pairs)
         assert f"({number} of them too long: cut)" in problem.describe()
-        dropped = get(tmp_path, input_length=20, sequence_length=20, too_long="drop")
-        assert texts(dropped, "train") == [p for p in pairs if len(p[0]) < 20]
 
     def test_ids_are_those_of_the_whole_text(self, tmp_path, raw):
         problem = get(
@@ -204,15 +192,6 @@ def test_data_in_another_order_has_no_documents(tmp_path, raw):
     assert "order of tensorflow-datasets" in str(error.value)
     sentences = [text for text, _ in texts(get(tmp_path, document=False), "train")]
     assert sorted(sentences) == sorted(TRAIN) and sentences != TRAIN
-
-
-class TestRawFiles:
-    def test_sides_of_different_lengths(self, tmp_path, write):
-        files = archives()
-        name = "training-parallel-europarl-v7.tgz"
-        files[name]["training/europarl-v7.de-en.de"] += "\nNOCH EINER"
-        with pytest.raises(ValueError, match="Sizes do not match: .*europarl-v7"):
-            get(tmp_path, write(files))
 
 
 @pytest.mark.parametrize(

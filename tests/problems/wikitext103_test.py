@@ -89,12 +89,6 @@ class TestWords:
             assert problem.metric(1.5, split) == pytest.approx(expected)
         assert problem.metric(1e6, "test") == math.inf
 
-    def test_held_out_windows_hold_every_word_once(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir, sequence_length=5)
-        rows = rows_of(problem, "test")
-        assert sum(rows, []) == words_of(problem, problem.ids("test"))
-        assert {len(row) for row in rows[:-1]} == {5}
-
     def test_raw_release(self, tmp_path):
         raw_dir = write(tmp_path / "raw", FILES, "raw")
         problem = get(tmp_path, raw_dir)
@@ -137,17 +131,6 @@ class TestDamage:
 
 
 class TestSplits:
-    def test_training_on_validation(self, tmp_path):
-        files = {name: FILES[name] for name in ("valid", "test")}
-        raw_dir = write(tmp_path / "raw", files)
-        options = {"train_split": "validation", "eval_split": "test"}
-        problem = get(tmp_path, raw_dir, **options)
-        problem.prepare()
-        assert "cats" in words_of(problem, problem.ids("validation"))
-        assert "<unk>" in words_of(problem, problem.ids("test"))
-        with pytest.raises(ValueError, match="'train' of wikitext103 is not prepared"):
-            problem.prepare("train")
-
     def test_arrays_are_made_when_the_training_split_is_known(self, tmp_path):
         files = {name: FILES[name] for name in ("valid", "test")}
         raw_dir, data = write(tmp_path / "raw", files), str(tmp_path / "data")

@@ -33,7 +33,8 @@ def test_keys_that_overflow_are_refused():
 @pytest.mark.parametrize("window", [1, 3, 5, 9])
 def test_windows_join_chunks_with_those_before(window):
     """The first ones may have anything before them, which gets no gradient."""
-    order = ClusterOrder(np.zeros((2, 3, 8), "int32"), num_clusters=1, chunk_size=2)
+    clusters = ops.zeros((2, 3, 8), "int32")
+    order = ClusterOrder(clusters, num_clusters=1, chunk_size=2)
     x, before = helpers.normal(2, 3, 4, 2, 5), order.window_offset(window) // 2
     is_inside = memory_windows(np.ones_like(x), (before,), (0,), axis=2)
     is_inside = golden_cases.to_numpy(is_inside)

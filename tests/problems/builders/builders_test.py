@@ -100,10 +100,6 @@ class TestOrder:
 
 
 class TestPrepare:
-    def test_raw_dir_may_be_a_string(self, raw, data):
-        builders.prepare(integers(data), str(raw))
-        assert first_ids(integers(data), "train") == [0, 1, 2]
-
     def test_only_the_data_dir_is_written_to(self, raw, data, tmp_path):
         before = times(raw)
         builders.prepare(integers(data), raw)
@@ -178,15 +174,6 @@ class TestPrepare:
         with pytest.raises(ValueError, match="files of all splits.*'test'.*'train'"):
             builders.prepare(integers(data), tmp_path / "other")
         assert first_ids(integers(data), "train") == [0, 1, 2]
-
-    def test_leftovers_of_a_killed_process(self, raw, data):
-        builder = integers(data)
-        builders.prepare(builder, raw)
-        aside = builder.data_path.parent / "1.0.0.earlier"
-        aside.mkdir()
-        write_lines(raw, "test")
-        builders.prepare(builder, raw)
-        assert not aside.exists()
 
     @pytest.mark.parametrize("name", ["missing", "raw/train.txt"])
     def test_no_folder(self, raw, data, tmp_path, name):

@@ -192,7 +192,6 @@ class TestIntegers:
             (b"1\n2147483648\n", 2, "at most 2147483647. Received: 2147483648"),
             (b"1\n" + b"9" * 5000, 2, "at most 2147483647"),
             (b"1\n\xff\n", 2, "must be valid UTF-8"),
-            (b"1\n2\0\n", 2, "NUL"),
         ],
     )
     def test_damaged_lines(self, raw, builder, content, line, rule):
@@ -201,10 +200,3 @@ class TestIntegers:
         message = refusal(builder, raw)
         assert message.startswith(f"The file {str(raw / 'test.txt')!r}, line {line} ")
         assert rule in message
-
-    @pytest.mark.parametrize("content", ["", "\n\n"])
-    def test_empty_file(self, raw, builder, content):
-        (raw / "train.txt").write_text("1 2\n")
-        (raw / "valid.txt").write_text(content)
-        message = refusal(builder, raw)
-        assert f"{str(raw / 'valid.txt')!r} must not be empty" in message

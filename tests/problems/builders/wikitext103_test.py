@@ -15,17 +15,10 @@ FIRST = " \n = Anchor = \n \n Of iron . \n \n = = Use = = \n \n At sea . \n \n"
 SECOND = " = Bell = \n \n It rings . \n \n"
 
 
-class TokensTest(tfds.testing.DatasetBuilderTestCase):
+class BuilderTest(tfds.testing.DatasetBuilderTestCase):
     DATASET_CLASS = builders.Wikitext103
     BUILDER_CONFIG_NAMES_TO_TEST = ["tokens"]
     EXAMPLE_DIR = DUMMY_DATA / "wikitext103_tokens"
-    SPLITS = {"train": 3, "validation": 1, "test": 2}
-
-
-class RawTest(tfds.testing.DatasetBuilderTestCase):
-    DATASET_CLASS = builders.Wikitext103
-    BUILDER_CONFIG_NAMES_TO_TEST = ["raw"]
-    EXAMPLE_DIR = DUMMY_DATA / "wikitext103_raw"
     SPLITS = {"train": 3, "validation": 1, "test": 2}
 
 
@@ -191,23 +184,12 @@ class TestFiles:
         assert "wiki.train.tokens" in message
         assert "'wikitext-2/wiki.train.raw'" in message
 
-    @pytest.mark.parametrize(
-        "content, place, rule",
-        [
-            (b"", "", "must not be empty"),
-            (b" \n \n", "", "must not be empty"),
-            (FIRST.encode() + b"\xff\n", ", line 10", "must be valid UTF-8"),
-            (FIRST.encode() + b"a\0\n", ", line 10", "NUL"),
-            (b"<!DOCTYPE html><html>\n", "", "a web page"),
-        ],
-    )
-    def test_damaged_files_and_a_second_attempt(self, raw, data, content, place, rule):
+    def test_a_damaged_file_and_a_second_attempt(self, raw, data):
         write(raw, "wiki.train.tokens", FIRST)
-        path = write(raw, "wiki.test.tokens", content)
+        path = write(raw, "wiki.test.tokens", FIRST.encode() + b"\xff\n")
         builder = make(data)
         message = refusal(builder, raw)
-        assert message.startswith(f"The file {str(path)!r}{place} ")
-        assert rule in message
+        assert message.startswith(f"The file {str(path)!r}, line 10 must be valid UTF")
         write(raw, "wiki.test.tokens", SECOND)
         builders.prepare(builder, raw)
         assert read(builder, "train") == [FIRST]

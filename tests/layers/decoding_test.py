@@ -18,6 +18,7 @@ from tests.layers.helpers import normal
 from tests.zoo import cases
 
 HEADS, DIM, KEY_DIM, LENGTH = kinds.HEADS, 8, 6, 23
+NORMALISED = {"qk_norm": True, "logit_soft_cap": 1.5}
 # With whom a query is a member decides its output: no two scores are near a tie here.
 CASES = {
     **kinds.CAUSAL,
@@ -30,8 +31,12 @@ CASES = {
     },
     "rotary": functools.partial(kinds.routed, rotary_positions=True),
     "rotary_local_shifted": functools.partial(
-        layers.LocalHeads, HEADS, (4,), rotary_positions=True, key_shift=1
+        layers.LocalHeads, HEADS, (4,), rotary_positions=True, key_shift=1, **NORMALISED
     ),
+    **{
+        f"normalised_{kind}": functools.partial(kinds.CAUSAL[kind], **NORMALISED)
+        for kind in ("sliding_strided", "two_clusters_apart_shifted", "rounds")
+    },
     "entmax_full": functools.partial(layers.FullHeads, HEADS, entmax_alpha="learned"),
     "entmax_apart": functools.partial(
         kinds.routed, share_query_key=False, entmax_alpha=1.5
@@ -46,13 +51,7 @@ compiled = functools.partial(helpers.compiled, jit_compile=ON_JAX)
 called_once = functools.partial(helpers.compiled, jit_compile=ON_JAX or None)
 
 
-def attention(*groups, axes=1, **options):
-    layer = layers.MixedAttention(
-        groups, KEY_DIM, kernel_initializer="zeros", **options
-    )
-    layer.build((None, *[None] * axes, DIM))
-    helpers.randomize(layer)
-    return layer
+attention = functools.partial(helpers.attention, key_dim=KEY_DIM)
 
 
 def mask():
@@ -64,7 +63,8 @@ def whole(layer, x, **options):
 
 
 # They take long, and these differ from others little.
-FEW = ("two_clusters", "token_choice_apart_shifted", "threshold_apart_shifted")
+FEW = ("token_choice_apart_shifted", "threshold_apart_shifted")
+FEW += ("normalised_two_clusters_apart_shifted",)
 FEW += ("prefix_shifted", "hashed_apart", "local", "strided_shifted", "linear_shifted")
 FEW += ("synthesizer_factors", "global", "best_blocks_shifted", "native_sparse")
 FEW += ("convolution_and_window", "luna", "sinkhorn", "rotary_local_shifted")
@@ -170,7 +170,8 @@ FEW_MEMORIES = ("experts_apart", "hashed", "local", "strided", "performer")
 
 @pytest.mark.parametrize("kind", kinds.some(MEMORIES, FEW_MEMORIES))
 def test_steps_of_attention_to_a_memory(kind):
-    layer = attention(kinds.MEMORIES[kind](), use_gate=True)
+    options = {"qk_norm": kind in ("experts_apart", "local")}
+    layer = attention(kinds.MEMORIES[kind](), use_gate=True, **options)
     x, memory = normal(2, 9, DIM), normal(2, 17, DIM, seed=1)
     query_mask = helpers.mask_with_a_hole(9, 9, 7)
     real, bias = helpers.tail_mask(17, 17, 12), normal(2, 17, seed=2)
@@ -192,23 +193,6 @@ def test_steps_of_attention_to_a_memory(kind):
 
     expected, steps = called_once(both)(x, query_mask, memory, real, bias)
     golden_cases.assert_close(steps[query_mask], expected[query_mask], 1e-5)
-
-
-@helpers.further_on_jax
-def test_scores_keep_their_precision():
-    """In half precision too: Keras would cast what is given to a layer."""
-    dtype = "mixed_bfloat16"
-    layer = attention(kinds.experts(dtype=dtype), dtype=dtype)
-    cache = layer.make_cache(1, LENGTH)
-    x = normal(1, LENGTH, DIM)
-    _, cache = layer(x[:, :9], cache=cache, cache_index=0)
-    _, cache = layer(x[:, 9:10], cache=cache, cache_index=9)
-    (group,) = cache["tokens"]
-    assert keras.backend.standardize_dtype(group["key_scores"].dtype) == "float32"
-    assert keras.backend.standardize_dtype(group["rows"].dtype) == "bfloat16"
-    scores = ops.convert_to_numpy(group["key_scores"])
-    rounded = ops.convert_to_numpy(ops.cast(ops.cast(scores, "bfloat16"), "float32"))
-    assert np.any(scores != rounded)
 
 
 def test_a_block_hands_its_caches_on():
@@ -323,19 +307,15 @@ def test_the_mask_of_the_keys_counts_with_a_cache(case):
     masks = {"value_mask": mask(), "query_mask": helpers.tail_mask(LENGTH, 20, LENGTH)}
     masks["query_mask"][:, [2, 5, 13]] = False
 
-    def both(x, masks):
-        cache, outputs = layer.make_cache(2, LENGTH), []
-        for start, end in ((0, 9), (9, LENGTH)):
-            output, cache = layer(
-                x[:, start:end],
-                cache=cache,
-                cache_index=start,
-                **{name: each[:, start:end] for name, each in masks.items()},
-            )
-            outputs.append(output)
-        return whole(layer, x, **masks), ops.concatenate(outputs, axis=1)
+    def step(x, value_mask, query_mask, cache, start):
+        about = {"value_mask": value_mask, "query_mask": query_mask}
+        return layer(x, cache=cache, cache_index=start, **about)
 
-    expected, steps = compiled(both)(x, masks)
+    expected, _ = golden_cases.run(
+        layer, x, use_causal_mask=True, routing_scope="prefix", **masks
+    )
+    cache, arrays = layer.make_cache(2, LENGTH), (x, *masks.values())
+    steps, _ = helpers.in_pieces(step, [9, LENGTH - 9], arrays, cache)
     shown = masks["query_mask"] & masks["value_mask"]
     golden_cases.assert_close(steps[shown], expected[shown], 1e-5)
 

@@ -1,5 +1,7 @@
 """Random layers against plain NumPy; `fuzzing` runs more of them as a command."""
 
+import collections
+
 import hypothesis
 import keras
 import pytest
@@ -11,10 +13,10 @@ from tests.layers import fuzzing
 FEW = 6 if keras.backend.backend() == "jax" else 12
 
 
-@pytest.mark.parametrize("examples", [FEW, pytest.param(200, marks=pytest.mark.slow)])
-def test_gives_the_right_answer_or_names_the_argument(examples):
+@pytest.mark.parametrize("examples", [FEW, pytest.param(400, marks=pytest.mark.slow)])
+def test_gives_the_right_answer(examples):
     """The command tries more, which is worth its time after a change of the layers."""
-    counts = fuzzing.Counts()
+    counts = collections.Counter()
 
     @fuzzing.settings(examples, derandomize=True)
     @hypothesis.given(fuzz_cases.cases())
@@ -24,5 +26,4 @@ def test_gives_the_right_answer_or_names_the_argument(examples):
     check()
     print(counts)
     assert counts["cases"] >= examples
-    if examples > FEW:
-        assert counts.valid_share >= 0.6
+    assert counts["rows compared"] >= 0.6 * counts["rows"]

@@ -14,6 +14,7 @@ from routing_tf.layers.support.positions import Positions
 from routing_tf.models import release
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 
 TOLERANCE = 1e-5
 LOCAL = ("2d_local", "local_norel", "local_rel", "local_rel_flange2x")
@@ -89,25 +90,17 @@ def test_local_heads_decode_as_in_the_release(name):
     tokens = in_order(case, case["in/query_antecedent"])
     lengths = tuple(case.config["length"])
     cache = layer.make_cache(len(tokens), lengths if len(lengths) > 1 else lengths[0])
-    step = helpers.compiled(
-        lambda x, cache, index: layer(x, cache=cache, cache_index=index), None
-    )
-    steps = []
-    for index in range(tokens.shape[1]):
-        output, cache = step(tokens[:, index : index + 1], cache, np.int32(index))
-        steps.append(output[:, 0])
-    golden_cases.assert_close(np.stack(steps, axis=1), case["out/steps"], TOLERANCE)
+
+    def step(x, cache, index):
+        return layer(x, cache=cache, cache_index=index)
+
+    steps, _ = helpers.in_pieces(step, [1] * tokens.shape[1], (tokens,), cache)
+    golden_cases.assert_close(steps, case["out/steps"], TOLERANCE)
     whole = in_order(case, case["out/full_forward_output"])
-    golden_cases.assert_close(np.stack(steps, axis=1), whole, TOLERANCE)
+    golden_cases.assert_close(steps, whole, TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "2d_mixed" else pytest.mark.thorough)
-        for name in OTHERS
-    ],
-)
+@pytest.mark.parametrize("name", kinds.some(OTHERS, ["2d_mixed"]))
 def test_other_heads_decode_by_computing_all_anew(name):
     case, layer = load(name)
     tokens, later = (

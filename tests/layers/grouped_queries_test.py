@@ -42,17 +42,10 @@ def make(kind, **options):
     return found.func(HEADS, *found.args[1:], **{**found.keywords, **options})
 
 
-def built(*groups, memory_dim=None, **options):
+def built(*groups, **options):
     """An attention with random weights and grouped queries."""
     options = {"num_key_value_heads": KEY_HEADS, "value_dim": VALUE_DIM, **options}
-    attention = layers.MixedAttention(
-        groups, KEY_DIM, kernel_initializer="zeros", **options
-    )
-    attention.build(
-        (None, None, DIM), None if memory_dim is None else (None, None, memory_dim)
-    )
-    helpers.randomize(attention)
-    return attention
+    return helpers.attention(*groups, key_dim=KEY_DIM, dim=DIM, **options)
 
 
 def repeated(attention, group, **options):

@@ -46,6 +46,22 @@ def built(group, dim=6, value_dim=None, is_random=True):
     return group
 
 
+def attention(*groups, key_dim=4, dim=8, axes=1, memory_dim=None, **options):
+    """Returns an attention layer for any lengths, with random weights."""
+    options = {"kernel_initializer": "zeros", **options}
+    layer = layers.MixedAttention(groups, key_dim, **options)
+    unknown = [None] * (1 + axes)
+    layer.build((*unknown, dim), memory_dim and (*unknown, memory_dim))
+    randomize(layer)
+    return layer
+
+
+def assign(layer, **values):
+    """Gives weights of a layer values, by the names of its attributes."""
+    for name, value in values.items():
+        getattr(layer, name).assign(value)
+
+
 def tail_mask(length, *lengths):
     """Returns a mask with a row for each of `lengths`, True for that many tokens."""
     return np.arange(length)[None] < np.array(lengths)[:, None]
@@ -220,70 +236,6 @@ def read_with_keys(value, bias, real):
     return one_earlier(value, 2), one_earlier(bias, 1), real
 
 
-def clustered_attention(
-    group, query, key, value, routes, causal=False, bias=None, real=None, key_shift=0
-):
-    """For each cluster dense attention among its members; then the mean.
-
-    `routes` is a function of batch row and head that returns the clusters, each as a
-    pair of lists of positions: members that ask, and members that are seen. `query` and
-    `key` `[batch, heads, length, key_dim]` are not yet normalised.
-    """
-    query, key = compared(group, query, key)
-    tables = relative_tables(group)
-    output = np.zeros((*query.shape[:3], value.shape[-1]))
-    counts = np.zeros((*query.shape[:3], 1))
-    for b, h in np.ndindex(query.shape[:2]):
-        for rows, columns in routes(b, h):
-            counts[b, h, rows] += 1
-            if not len(rows) or not len(columns):
-                continue
-            # Ranks count from the front of each list.
-            row, column = np.ix_(rows, columns)
-            sees = (
-                (column <= row - key_shift)
-                if causal
-                else np.ones((len(rows), len(columns)), "bool")
-            )
-            if real is not None:
-                sees = sees & real[b, columns]
-            attended, _ = dense_attention(
-                query[b, h, rows],
-                key[b, h, columns],
-                value[b, h, columns],
-                sees,
-                0.0 if bias is None else bias[b, columns],
-                tables,
-                np.arange(len(columns))[None] - np.arange(len(rows))[:, None],
-                group.logit_soft_cap,
-            )
-            output[b, h, rows] += attended
-    return output / mean_divisor(group, counts)
-
-
-def mean_divisor(group, counts):
-    """What sums over `counts` clusters are divided by: 1 % more in the release."""
-    return counts + 0.01 if group.count_offset else np.maximum(counts, 1)
-
-
-def rule_attention(group, query, key, value, sees, distances, bias=None):
-    """Dense attention of queries and keys, not yet normalised, where `sees` is True.
-
-    `sees` and the relative positions `distances` are `[batch, heads, length, memory
-    length]`; `bias` is `[batch, memory length]`.
-    """
-    output, _ = dense_attention(
-        *compared(group, query, key),
-        value,
-        sees,
-        0.0 if bias is None else bias[:, None, None],
-        relative_tables(group),
-        distances,
-        **softmax_options(group),
-    )
-    return output
-
-
 def last_members(clusters, real, window, read=None, key_shift=0):
     """The rule "the last `window` members of the cluster that you read".
 
@@ -302,86 +254,9 @@ def last_members(clusters, real, window, read=None, key_shift=0):
     return sees & real[:, None, :, None], ranks - before
 
 
-def prefix_members(scores, real, choose):
-    """Who is a member of a cluster at each moment, if the text ended there.
-
-    `choose` returns the members, given the positions of the real tokens of a prefix in
-    order of score, best first. Returns whether `j` is a member in the prefix up to `i`.
-    """
-    members = np.zeros((len(scores), len(scores)), "bool")
-    for i in range(len(scores)):
-        tokens = np.flatnonzero(real[: i + 1])
-        ranked = tokens[np.argsort(-scores[tokens], kind="stable")]
-        members[i, choose(ranked)] = True
-    return members
-
-
-def prefix_attention(
-    group,
-    query,
-    key,
-    value,
-    real,
-    choose,
-    bias=None,
-    query_real=None,
-    offered=None,
-    key_shift=0,
-):
-    """The rule "the members of each cluster, were you the last one"; then the mean.
-
-    `real` and `query_real` are masks of keys and queries, `offered` is False for
-    members that nobody sees. Returns outputs, and in how many clusters a query is.
-    """
-    output, count = np.zeros(value.shape), np.zeros(value.shape[:3])
-    query_real = real if query_real is None else query_real
-    for centroids in golden_cases.to_numpy(group.kmeans.centroids).swapaxes(0, 1):
-        asks, seen = (
-            np.stack(
-                [
-                    [
-                        prefix_members(tokens[b, h] @ centroids[h], mask[b], choose)
-                        for h in range(tokens.shape[1])
-                    ]
-                    for b in range(len(tokens))
-                ]
-            )
-            for tokens, mask in ((normalize(query), query_real), (normalize(key), real))
-        )
-        ranks = seen.cumsum(axis=-1)
-        distances = ranks - ranks[..., -1:]
-        seen = seen & np.tri(real.shape[1], k=-key_shift, dtype="bool")
-        if offered is not None:
-            seen = seen & offered[:, None, None]
-        attended = rule_attention(group, query, key, value, seen, distances, bias)
-        asks = np.diagonal(asks, axis1=-2, axis2=-1)
-        output += attended * asks[..., None]
-        count += asks
-    return output / mean_divisor(group, count[..., None]), count
-
-
-def best_cluster_attention(
-    group, query, key, value, clusters, routes, query_real, real, bias=None
-):
-    """The rule "the members of your best cluster in another sequence".
-
-    `clusters` are the best ones of queries; of `routes`, as in `clustered_attention`,
-    members that ask do not matter.
-    """
-    sees = np.zeros((*query.shape[:3], key.shape[2]), "bool")
-    distances = np.zeros(sees.shape, "int64")
-    for b, h in np.ndindex(query.shape[:2]):
-        for cluster, (_, members) in enumerate(routes(b, h)):
-            asking = np.flatnonzero((clusters[b, h] == cluster) & query_real[b])
-            for rank, i in enumerate(asking):
-                sees[b, h, i, members] = real[b, members]
-                distances[b, h, i, members] = np.arange(len(members)) - rank
-    return rule_attention(group, query, key, value, sees, distances, bias)
-
-
 def relative_tables(group):
-    """Returns the relative position tables of a head group; None without them."""
-    relative = group.dot_product.relative_position
+    """Returns the tables of a head group or `ScaledDotProduct`; None without them."""
+    relative = getattr(group, "dot_product", group).relative_position
     if relative is None:
         return None
     return golden_cases.to_numpy([relative.key_embeddings, relative.value_embeddings])
@@ -416,6 +291,25 @@ def assert_survives_saving(layer, folder, *arrays, has_outputs=True, **options):
     if has_outputs and keras.backend.backend() != "jax":
         outputs = [golden_cases.run(m, list(arrays))[0] for m in (model, loaded)]
         np.testing.assert_array_equal(*outputs)
+
+
+def in_pieces(call, sizes, arrays, state):
+    """Hands on sequences in pieces of these sizes, with the state of the last call.
+
+    `call` takes the pieces, the state and where they start, and returns an output and
+    the next state. Returns all outputs and the last state.
+    """
+    first = compiled(lambda *arguments: call(*arguments, 0), jit_compile=None)
+    later, outputs, start = compiled(call, jit_compile=None), [], 0
+    for size in sizes:
+        pieces = [x[:, start : start + size] for x in arrays]
+        if start == 0:
+            output, state = first(*pieces, state)
+        else:
+            output, state = later(*pieces, state, np.int32(start))
+        outputs.append(output)
+        start += size
+    return np.concatenate(outputs, axis=1), state
 
 
 def assert_steps_read_a_memory(attention, dim):

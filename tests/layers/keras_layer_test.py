@@ -8,6 +8,7 @@ import pytest
 from keras.src.testing import TestCase
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.support.keras_internals import layers_inside
 from tests import golden_cases
 from tests.layers import helpers
@@ -89,6 +90,17 @@ CASES = {
         },
         MASKS,
     ),
+    "experts": (
+        zoo.MixtureOfExperts,
+        {"num_experts": 3, "intermediate_dim": 4, "capacity": 3, "top_k": 2}
+        | {"router_jitter": 0.1, "z_loss_weight": 0.1},
+        {**MASKS, "expected_num_trainable_weights": 5},
+    ),
+    "memory": (
+        zoo.ProductKeyMemory,
+        {"num_heads": 2, "num_keys": 3, "top_k": 2, "key_dim": 4},
+        MASKS,
+    ),
     "embedding": (
         layers.TokenEmbedding,
         {"vocabulary_size": 9, "embedding_dim": 4},
@@ -123,6 +135,7 @@ CASES = {
 LONG = (
     *("NativeSparseHeads", "ClusteredQueryHeads", "CompressedHeads", "InducedHeads"),
     *("LongShortHeads", "IndexedHeads", "threshold"),
+    *(("experts", "memory") if keras.backend.backend() == "jax" else ()),
 )
 
 
@@ -137,6 +150,7 @@ def test_passes_the_test_of_keras(case):
     if "input_data" in options:
         options.pop("input_shape")
         options.pop("input_dtype")
+    helpers.assert_keeps_settings(layer_class(**settings))
     TestCase().run_layer_test(layer_class, settings, **options)
 
 
@@ -168,9 +182,9 @@ def test_every_kind_survives_saving(causal, tmp_path):
     groups = [
         make(name=kind) for kind, make in makes.items() if not kind.endswith("_shifted")
     ]
-    attention = layers.MixedAttention(
-        groups, key_dim=4, kernel_initializer="ones", name="attention"
-    )
+    settings = {"shared_head_projection": True, "project_shared_keys": True}
+    settings |= {"use_gate": True, "output_dim": 9, "kernel_initializer": "ones"}
+    attention = layers.MixedAttention(groups, 4, **settings, name="attention")
     options = {"use_causal_mask": causal, "has_outputs": False}
     helpers.assert_survives_saving(
         attention, tmp_path, helpers.normal(*SHAPE), **options
@@ -192,6 +206,12 @@ def test_integers_of_numpy_are_integers():
     for layer in (attention, local, layers.HashedHeads(1, np.int64(4), 2)):
         config = layer.get_config()
         assert helpers.as_json(config) and type(config["num_heads"]) is int
+
+
+def test_lists_are_tuples():
+    """As what a file gives back."""
+    attention = layers.MixedAttention([layers.FullHeads(2)], 4, block_shape=[2, 4])
+    assert attention.block_shape == (2, 4)
 
 
 def test_refuses_a_query_of_another_depth():

@@ -24,6 +24,18 @@ random = functools.partial(layers.RandomHeads, HEADS, **SIZES, **RELATIVE)
 fixed = functools.partial(layers.FixedHeads, HEADS, 5, 2)
 REFORMER = {"hash": "rotation", "normalization": "unit_keys", "attends_to_self": False}
 
+# What each class of the core must be given, besides the number of heads.
+REQUIRED = {
+    "FullHeads": {},
+    **dict.fromkeys(("LocalHeads", "StridedHeads"), {"block_shape": (4,)}),
+    "FixedHeads": {"block_shape": (4,), "num_summary_columns": 2},
+    "SlidingHeads": {"radius": 4},
+    **dict.fromkeys(
+        ("RoutedHeads", "ClusterStridedHeads", "RandomHeads"),
+        {"num_clusters": 2, "attention_window": 4},
+    ),
+    "HashedHeads": {"num_buckets": 4, "attention_window": 4},
+}
 POSITIONAL = {
     "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
     "local": functools.partial(
@@ -116,9 +128,12 @@ BOUNDED |= {f"{kind}_shifted" for kind in ("sliding", *cases.BOUNDED)}
 
 
 def some(kinds, few):
-    """Returns parameters: those that are not among a few are thorough."""
+    """Returns parameters, or tuples of them: all but a few are thorough."""
     assert set(few) <= set(kinds)
     return [
-        pytest.param(kind, marks=() if kind in few else pytest.mark.thorough)
+        pytest.param(
+            *(kind if isinstance(kind, tuple) else (kind,)),
+            marks=() if kind in few else pytest.mark.thorough,
+        )
         for kind in kinds
     ]

@@ -272,9 +272,16 @@ class _Call:
         else:
             i, j = np.ogrid[: self.length, : self.memory_length]
             sees, distances = (j <= i) | (not self.causal), j - i
+        return self._dense(sees, distances)
+
+    def _dense(self, sees, distances):
+        """Returns dense attention of the pairs of which a query sees a key."""
+        group, query, key = self.group, self.query.value, self.key.value
+        if isinstance(group, helpers.CLUSTERED):
+            query, key = helpers.compared(group, query, key)
         output, _ = helpers.dense_attention(
-            self.query.value,
-            self.key.value,
+            query,
+            key,
             self.value.value,
             self.offered[:, None, None] & sees,
             0.0 if self.bias is None else self.bias[:, None, None],
@@ -346,54 +353,48 @@ class _Call:
         return self.query_real[b] & self.real[b]
 
     def _attend_in_clusters(self):
-        group, window = self.group, self.group.attention_window
-        shift = {"key_shift": group.key_shift}
-        arrays = [x.value for x in (self.query, self.key, self.value)]
+        """Returns the mean over the clusters that a query is in."""
+        output = count = 0.0
+        for asks, sees, distances in self._clusters():
+            asks = asks[..., None]
+            output = output + asks * self._dense(sees, distances)
+            count = count + asks
+        return output / np.maximum(count, 1)
+
+    def _clusters(self):
+        """Yields who asks in each cluster, who sees whom there, and the distances."""
         if self.causal and self._chooses_for_prefixes():
             self._doubt_order(range(2))
-
-            def choose(tokens):
-                if isinstance(group, layers.RoutedHeads):
-                    return tokens[:window]
-                return patterns.evenly_spread(tokens, window)
-
-            output, _ = helpers.prefix_attention(
-                group,
-                *arrays,
-                self.real,
-                choose,
-                self.bias,
-                self.query_real,
-                self.offered,
-                **shift,
-            )
-            return output
-        if self.causal and getattr(group, "routing", None) == "expert_threshold":
-            return self._above_thresholds(arrays)
-        if self.causal and self._tokens_choose():
+            for asks, seen in zip(*map(self._members_of_prefixes, range(2))):
+                ranks = seen.cumsum(axis=-1)
+                asks = np.diagonal(asks, axis1=-2, axis2=-1)
+                yield asks, seen & self._earlier(), ranks - ranks[..., -1:]
+        elif self.causal and getattr(self.group, "routing", None) == "expert_threshold":
+            yield from self._above_thresholds()
+        elif self.causal and self._tokens_choose():
             sees, distances = self._last_members()
-            sees &= self.offered[:, None, None]
-            return helpers.rule_attention(group, *arrays, sees, distances, self.bias)
+            yield np.ones(sees.shape[:-1]), sees, distances
+        else:
+            for asks, seen in self._asking_and_seen():
+                ranks = asks.cumsum(axis=-1), seen.cumsum(axis=-1)
+                sees = asks[..., None] & seen[..., None, :] & self._earlier()
+                yield asks, sees, ranks[1][..., None, :] - ranks[0][..., None]
+
+    def _earlier(self):
+        """Which keys stand before a query; all without a causal mask."""
+        lengths = self.length, self.memory_length
+        earlier = np.tri(*lengths, k=-self.group.key_shift, dtype="bool")
+        return earlier | (not self.causal)
+
+    def _asking_and_seen(self):
+        """Yields for each cluster who asks and who is seen, as `_members` does."""
+        seen = self._members(1)
         if self.is_cross and not self.causal:
-            clusters = self._own_clusters(0)
-            return helpers.best_cluster_attention(
-                group,
-                *arrays,
-                clusters,
-                self._routes([1]),
-                self.query_real,
-                self.real,
-                self.bias,
-            )
-        return helpers.clustered_attention(
-            group,
-            *arrays,
-            self._routes([0, 1]),
-            self.causal,
-            self.bias,
-            self.offered,
-            **shift,
-        )
+            numbers = np.arange(len(seen)).reshape(-1, 1, 1, 1)
+            asking = (self._own_clusters(0) == numbers) & self.query_real[:, None]
+        else:
+            asking = seen if self.shared else self._members(0)
+        return zip(asking, seen)
 
     def _last_members(self):
         """What `helpers.last_members` returns, of all clusters that a query reads."""
@@ -416,8 +417,8 @@ class _Call:
             sees, distances = sees | seen, distances + np.where(seen, distance, 0)
         return sees.astype("bool"), distances
 
-    def _above_thresholds(self, arrays):
-        """The mean over the clusters that a query is in of their last members."""
+    def _above_thresholds(self):
+        """Yields who asks in each cluster, and its last members."""
         group = self.group
         thresholds = golden_cases.to_numpy(group.thresholds.thresholds)
         thresholds = thresholds.astype("float64")[:, :, None]
@@ -431,23 +432,18 @@ class _Call:
             # The difference is rounded, too.
             self._doubt(certain, 2 * error, self._stream(each)[1])
             chosen.append(np.moveaxis(is_member, -1, 0))
-        output, count = 0.0, 0.0
         for asks, seen in zip(chosen[0], chosen[-1]):
             # Members have the cluster 1, the others -1; all read that of members.
-            sees, distances = helpers.last_members(
-                np.where(seen, 1, -1),
-                self.real,
-                group.attention_window,
-                np.ones_like(seen, "int64"),
-                group.key_shift,
+            yield (
+                asks,
+                *helpers.last_members(
+                    np.where(seen, 1, -1),
+                    self.real,
+                    group.attention_window,
+                    np.ones_like(seen, "int64"),
+                    group.key_shift,
+                ),
             )
-            sees &= self.offered[:, None, None]
-            asks = asks[..., None]
-            attended = helpers.rule_attention(
-                group, *arrays, sees, distances, self.bias
-            )
-            output, count = output + asks * attended, count + asks
-        return output / np.maximum(count, 1)
 
     def _chooses_for_prefixes(self):
         group = self.group
@@ -521,50 +517,44 @@ class _Call:
         best = np.argsort(-scores, axis=-1, kind="stable")[..., :size]
         return list(np.moveaxis(best, -1, 0))
 
-    def _routes(self, numbers):
-        """The members of each cluster, as `clustered_attention` takes them."""
-        group, window = self.group, self.group.attention_window
-        numbers = numbers[:1] if self.shared else numbers
+    def _members(self, number):
+        """The members of each cluster, `<bool>[clusters, batch, heads, length]`."""
+        group, (tokens, real) = self.group, self._stream(number)
         if self._is_hashed():
-            buckets = [self._own_clusters(number) for number in numbers]
-
-            def members(number, b, h):
-                real = self._stream(numbers[number])[1][b]
-                for bucket in range(group.num_clusters):
-                    own = (buckets[number][b, h] == bucket) & real
-                    yield np.flatnonzero(own)[:window]
-
+            buckets = np.arange(group.num_clusters).reshape(-1, 1, 1, 1)
+            members = (self._own_clusters(number) == buckets) & real[:, None]
+            return members & (members.cumsum(axis=-1) <= group.attention_window)
+        if isinstance(group, layers.RandomHeads):
+            scores = group.random_scores(tokens.value.shape[2])
+            scores = np.repeat(scores, len(real), axis=0)
         else:
-            if isinstance(group, layers.RandomHeads):
-                lengths = self.length, self.memory_length
-                scores = [
-                    np.broadcast_to(
-                        group.random_scores(lengths[number]),
-                        (
-                            len(self.real),
-                            group.num_heads,
-                            lengths[number],
-                            group.num_clusters,
-                        ),
-                    )
-                    for number in numbers
-                ]
-            else:
-                self._doubt_order(numbers)
-                scores = [self._scores(number)[0] for number in numbers]
-            strided = isinstance(group, layers.ClusterStridedHeads)
-            choose = patterns.every_nth if strided else patterns.best
+            self._doubt_order([number])
+            scores, _ = self._scores(number)
+        strided = isinstance(group, layers.ClusterStridedHeads)
+        choose = patterns.every_nth if strided else patterns.best
+        members = np.zeros(np.moveaxis(scores, -1, 0).shape, "bool")
+        for b, h, k in np.ndindex(*scores.shape[:2], scores.shape[-1]):
+            chosen = choose(scores[b, h, :, k], real[b], group.attention_window)
+            members[k, b, h, chosen] = True
+        return members
 
-            def members(number, b, h):
-                real = self._stream(numbers[number])[1][b]
-                for column in np.moveaxis(scores[number][b, h], -1, 0):
-                    yield choose(column, real, window)
+    def _members_of_prefixes(self, number):
+        """Who is a member of a cluster at each moment, if the text ended there.
 
-        def of_row(b, h):
-            lists = [list(members(number, b, h)) for number in range(len(numbers))]
-            return list(zip(lists[0], lists[-1]))
-
-        return of_row
+        Returns whether `j` is a member in the prefix up to `i`, `<bool>[clusters,
+        batch, heads, length, length]`.
+        """
+        window, (scores, _) = self.group.attention_window, self._scores(number)
+        real = self._stream(number)[1]
+        takes_best = isinstance(self.group, layers.RoutedHeads)
+        shape = np.moveaxis(scores, -1, 0).shape
+        members = np.zeros((*shape, shape[-1]), "bool")
+        for k, b, h, i in np.ndindex(shape):
+            tokens = patterns.ranked(scores[b, h, : i + 1, k], real[b, : i + 1])
+            if not takes_best:
+                tokens = patterns.evenly_spread(tokens, window)
+            members[k, b, h, i, tokens[:window]] = True
+        return members
 
     def _doubt_order(self, numbers):
         """Doubts rows in which rounding can change the order of scores that matter."""

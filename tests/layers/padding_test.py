@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
@@ -23,24 +22,14 @@ FEW_WHOLE = ("random", "experts_apart", "nystrom", "linformer", "induced", "sink
 FEW_WHOLE += ("clustered_queries", "convolution")
 
 
-def built(make, *shapes):
-    attention = layers.MixedAttention([make()], 4, kernel_initializer="zeros")
-    attention.build((None, None, DIM), *shapes)
-    helpers.randomize(attention)
-    return attention
-
-
 @pytest.mark.parametrize(
     "kind, causal",
-    [
-        pytest.param(*way, marks=() if way[0] in few else pytest.mark.thorough)
-        for way in WAYS
-        for few in [FEW if way[1] else FEW_WHOLE]
-    ],
+    kinds.some(WAYS, [(x, True) for x in FEW] + [(x, False) for x in FEW_WHOLE]),
 )
 def test_padding_has_no_influence(kind, causal):
     """Not on outputs, losses or state: not its numbers, nor whether it is there."""
-    attention, length = built((kinds.CAUSAL if causal else kinds.WHOLE)[kind]), 9
+    make, length = (kinds.CAUSAL if causal else kinds.WHOLE)[kind], 9
+    attention = helpers.attention(make())
     weights = attention.get_weights()
     x = helpers.normal(BATCH, LENGTH, DIM)
     real = helpers.tail_mask(LENGTH, length, 7)
@@ -82,7 +71,7 @@ def attend(attention, x, memory, **options):
     "kind", kinds.some(kinds.MEMORIES, ("local", "experts_apart", "random"))
 )
 def test_padding_of_a_memory_has_no_influence(kind):
-    attention = built(kinds.MEMORIES[kind], (None, None, DIM))
+    attention = helpers.attention(kinds.MEMORIES[kind](), memory_dim=DIM)
     x = helpers.normal(BATCH, LENGTH, DIM)
     short, padded = (attend(attention, x, m, value_mask=mask) for m, mask in memories())
     alone = attend(attention, x, memories()[0][0][:, :-4])
@@ -90,23 +79,12 @@ def test_padding_of_a_memory_has_no_influence(kind):
     # The second row without any padding.
     np.testing.assert_allclose(alone[1], short[1], rtol=1e-5, atol=1e-5)
     assert np.abs(alone[0] - short[0]).max() > 1e-4  # tokens that are real matter
-    if kind == "clustered_queries":
-        return  # They have no cache.
-
-    def steps(x, memory, mask):
-        cache = attention.make_cache(BATCH, LENGTH, value=memory, value_mask=mask)
-        return attention(x, cache=cache)[0]
-
-    steps = helpers.compiled(steps, jit_compile=None)
-    for memory, mask in memories():
-        output = steps(x[:, :2], memory, mask)
-        np.testing.assert_allclose(output, padded[:, :2], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("length", [MEMORY, MEMORY - 4])
 def test_padding_counts_for_nothing_where_lengths_are_equal(length):
     """A memory as long as the query has its blocks, and so has each row without it."""
-    attention = built(kinds.MEMORIES["local"], (None, None, DIM))
+    attention = helpers.attention(kinds.MEMORIES["local"](), memory_dim=DIM)
     x, options = helpers.normal(BATCH, length, DIM), {"self_attention": False}
     short, padded = (
         attend(attention, x, memory, value_mask=mask, **options)

@@ -9,24 +9,16 @@ from tests import golden_cases
 from tests.layers import helpers
 
 
-def attention(*groups, dim=8, **options):
-    layer = layers.MixedAttention(groups, 6, kernel_initializer="zeros", **options)
-    layer.build((None, None, None, dim))
-    helpers.randomize(layer)
-    return layer
-
-
 def test_equals_axial_attention():
     case = golden_cases.load("peers/axial.npz")
     total = 0
     for axis in (0, 1):
-        layer = attention(zoo.AxialHeads(2, axis), dim=12, use_bias=True)
+        group = zoo.AxialHeads(2, axis)
+        layer = helpers.attention(group, key_dim=6, dim=12, axes=2, use_bias=True)
         weights = case.group(str(axis))
         expected = weights.pop("output")
-        for name in ("query", "key", "value"):
-            getattr(layer, f"{name}_bias").assign(np.zeros(12))
-        for name, values in weights.items():
-            getattr(layer, name).assign(values)
+        biases = [f"{name}_bias" for name in ("query", "key", "value")]
+        helpers.assign(layer, **dict.fromkeys(biases, np.zeros(12)), **weights)
         output, _ = golden_cases.run(layer, case["x"])
         golden_cases.assert_close(output, expected, 1e-5)
         total = total + output

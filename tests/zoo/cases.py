@@ -110,16 +110,14 @@ COMPRESSED = ("convolution", "convolution_and_window", "mean", "max")
 WITHOUT_BIAS = {"native_sparse", "native_sparse_shared", "sinkhorn", *COMPRESSED}
 WITHOUT_BIAS |= {kind for kind in NOT_CAUSAL if kind.startswith(("linf", "nystrom"))}
 # They attend to another sequence, too; the last one without a cache.
-OF_TWO = (
-    "linear",
-    "performer",
-    "best_blocks",
-    "mixed_blocks",
-    "convolution",
-    "max",
+OF_TWO = ("linear", "performer", "best_blocks", "mixed_blocks", "convolution", "max")
+OF_TWO += (
     "luna",
+    "induced",
+    "linformer",
+    "linformer_of_each_head",
+    "clustered_queries",
 )
-OF_TWO += ("induced", "linformer", "linformer_of_each_head", "clustered_queries")
 # Their shapes must be known.
 OF_KNOWN_LENGTH = ("random_blocks", "linformer", "linformer_of_each_head")
 # They remember as much of a text of any length.

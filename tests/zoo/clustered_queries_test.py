@@ -8,6 +8,7 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import softmax
 
 BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 
@@ -37,11 +38,6 @@ def clusters_of(group, query):
         for c in set(cluster):
             members = bits[cluster == c]
             centroids[c] = 2 * members.sum(axis=0) > len(members)
-
-
-def softmax(x):
-    weights = np.exp(x - x.max())
-    return weights / weights.sum()
 
 
 def expected_output(group, query, key, value, query_real, real, bias):

@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import assert_follows
 
 BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 
@@ -102,17 +102,7 @@ def test_equals_the_formula(compression, ratio, window, length, memory_length, c
     real = helpers.mask_with_a_hole(memory_length, memory_length - 1, memory_length)
     real[1, 3:9] = False  # blocks of padding alone
     arrays = tokens(length, memory_length)
-
-    output, _ = golden_cases.run(
-        group,
-        *arrays,
-        value_mask=real,
-        use_causal_mask=causal,
-        is_cross_attention=length != memory_length,
-    )
-
-    expected = expected_output(group, *arrays, real, causal)
-    golden_cases.assert_close(output, expected, 1e-5)
+    assert_follows(expected_output, group, arrays, real, causal=causal)
 
 
 @pytest.mark.parametrize("name", ["full", "causal"])
@@ -121,43 +111,23 @@ def test_equals_another_implementation(name):
     golden = golden_cases.load("peers/compressed.npz")
     kernel = golden["compress_fn.conv.weight"]
     dim, key_dim, ratio = kernel.shape
-    attention = layers.MixedAttention(
-        [zoo.CompressedHeads(dim // key_dim, ratio=ratio)],
-        key_dim,
-        kernel_initializer="zeros",
-    )
-    attention.build((None, None, dim))
+    group = zoo.CompressedHeads(dim // key_dim, ratio=ratio)
+    attention = helpers.attention(group, key_dim=key_dim, dim=dim)
     query, key, value = np.split(golden["to_qkv.weight"].T, 3, axis=1)
     # It divides by the square root of all numbers, not of those of a head.
-    for part, weight in (
-        ("query", query * np.sqrt(key_dim / dim)),
-        ("key", key),
-        ("value", value),
-        ("output", golden["to_out.weight"].T),
-    ):
-        getattr(attention, f"{part}_kernel").assign(weight)
-    (group,) = attention.head_groups
+    query = query * np.sqrt(key_dim / dim)
+    kernels = {"query_kernel": query, "key_kernel": key, "value_kernel": value}
+    helpers.assign(attention, **kernels, output_kernel=golden["to_out.weight"].T)
     for part in ("key", "value"):
-        null = golden[f"null_{part[0]}"].reshape(-1, 1, key_dim)
-        getattr(group, f"null_{part}").assign(null)
-        getattr(group, f"{part}_kernel").assign(kernel.transpose(2, 1, 0))
-        getattr(group, f"{part}_bias").assign(golden["compress_fn.conv.bias"])
+        weights = {
+            f"null_{part}": golden[f"null_{part[0]}"].reshape(-1, 1, key_dim),
+            f"{part}_kernel": kernel.transpose(2, 1, 0),
+            f"{part}_bias": golden["compress_fn.conv.bias"],
+        }
+        helpers.assign(group, **weights)
 
     output, _ = golden_cases.run(
         attention, golden["input"], use_causal_mask=name == "causal"
     )
 
     golden_cases.assert_close(output, golden[name] - golden["to_out.bias"], 1e-5)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"max_relative_position": 3}, "there is no window. Received: .*=3"),
-        ({"key_shift": 1}, "`key_shift` must be 0: .*several tokens"),
-        ({"token_bias_weight": "fixed"}, "`token_bias_weight` must be None: .*'fixed'"),
-    ],
-)
-def test_refuses_what_has_no_meaning(options, message):
-    with pytest.raises(ValueError, match=message):
-        zoo.CompressedHeads(HEADS, **options)

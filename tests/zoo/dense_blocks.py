@@ -10,6 +10,36 @@ def values(*weights):
     return arrays[0] if len(arrays) == 1 else arrays
 
 
+def weights_of(layer):
+    """Returns all weights of a layer by their names."""
+    return {weight.name: values(weight) for weight in layer.weights}
+
+
+def assert_follows(formula, group, arrays, real, tolerance=1e-5, **about):
+    """Fails unless heads return what a formula says, beside padding; returns it.
+
+    `formula` takes the group, the arrays in float64, `real`, and what there is `about`
+    the call: a `bias`, and whether it is `causal`.
+    """
+    names = {"bias": "token_bias", "causal": "use_causal_mask"}
+    options = {names[name]: value for name, value in about.items()}
+    options["is_cross_attention"] = arrays[0].shape[2] != arrays[1].shape[2]
+    output, _ = golden_cases.run(group, *arrays, value_mask=real, **options)
+    arrays = [x.astype("float64") for x in arrays]
+    expected = formula(group, *arrays, real=real, **about)
+    golden_cases.assert_close(output, expected, tolerance)
+    return output
+
+
+def softmax(logits):
+    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
 def norm(x, layer):
     gamma, beta = values(layer.gamma, layer.beta)
     centred = x - x.mean(axis=-1, keepdims=True)

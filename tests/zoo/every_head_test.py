@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from keras import ops
 
-from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
@@ -23,13 +22,9 @@ CHOOSING += ("mixed_blocks", "indexed", "indexed_copies")
 NOT_BY_OUTPUTS = ("random_logits", "random_factors", "indexed", "indexed_copies")
 
 
-def built_attention(kind, **options):
-    attention = layers.MixedAttention(
-        [cases.ALL[kind](**options)], DIM, kernel_initializer="zeros", **options
-    )
-    attention.build((None, None, DIM))
-    helpers.randomize(attention)
-    return attention
+def built_attention(kind, own=None, **options):
+    group = cases.ALL[kind](**(own or {}), **options)
+    return helpers.attention(group, key_dim=DIM, dim=DIM, **options)
 
 
 def is_causal(kind):
@@ -43,10 +38,7 @@ def test_maps_show_who_is_seen(kind):
     x, relative = helpers.normal(BATCH, LENGTH, DIM), {}
     if "max_relative_position" in cases.ALL[kind].keywords:
         relative = {"max_relative_position": None}
-    group = cases.ALL[kind](**relative)
-    attention = layers.MixedAttention([group], DIM, kernel_initializer="zeros")
-    attention.build(x.shape)
-    helpers.randomize(attention)
+    attention = built_attention(kind, relative)
     if kind.startswith("native_sparse"):
         with pytest.raises(ValueError, match="`return_attention_scores` must be False"):
             attention(x, use_causal_mask=True, return_attention_scores=True)

@@ -9,6 +9,7 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import assert_follows
 
 BATCH, HEADS, LENGTH, DIM = 2, 2, 37, 6
 MAPS = ("elu", "positive", "fourier")
@@ -71,15 +72,8 @@ def test_equals_the_formula(feature_map, causal, chunk_length):
     group = built_group(feature_map, num_features=40, chunk_length=chunk_length)
     real = helpers.mask_with_a_hole(LENGTH, 29, LENGTH)
     real[1, :3] = False
-    bias = 2 * helpers.normal(BATCH, LENGTH, seed=5)
-    arrays = tokens()
-
-    output, _ = golden_cases.run(
-        group, *arrays, value_mask=real, token_bias=bias, use_causal_mask=causal
-    )
-
-    expected = expected_output(group, *arrays, real, bias, causal)
-    golden_cases.assert_close(output, expected, 2e-5)
+    about = {"bias": 2 * helpers.normal(BATCH, LENGTH, seed=5), "causal": causal}
+    output = assert_follows(expected_output, group, tokens(), real, 2e-5, **about)
     if causal:
         assert np.all(output[1, :, :3] == 0.0)
 

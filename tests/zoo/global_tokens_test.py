@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -26,12 +25,11 @@ def test_equals_longformer_of_transformers(name):
     heads = zoo.GlobalHeads(
         HEADS, [int(position) for position in positions], int(case["attention_window"])
     )
-    attention = layers.MixedAttention([heads], key_dim=DIM, use_bias=True)
-    attention.build(case["x"].shape)
-    for part in ("query", "key", "value"):
-        getattr(attention, f"{part}_kernel").assign(case[f"{part}_kernel"])
-        getattr(attention, f"{part}_bias").assign(case[f"{part}_bias"])
-    attention.output_kernel.assign(np.eye(2 * DIM))
+    dim = case["x"].shape[-1]
+    attention = helpers.attention(heads, key_dim=DIM, dim=dim, use_bias=True)
+    names = [f"{p}_{w}" for p in ("query", "key", "value") for w in ("kernel", "bias")]
+    helpers.assign(attention, **{name: case[name] for name in names})
+    helpers.assign(attention, output_kernel=np.eye(2 * DIM), output_bias=np.zeros(dim))
 
     output, _ = golden_cases.run(attention, case["x"], query_mask=case["mask"])
 
@@ -69,12 +67,8 @@ def test_learned_tokens_are_seen_by_all(causal):
 
 
 def test_scores_of_learned_tokens_are_missing():
-    group = zoo.GlobalHeads(
-        HEADS, (), num_learned_tokens=1, embeddings_initializer="zeros"
-    )
-    layer = layers.MixedAttention([group], key_dim=DIM, kernel_initializer="zeros")
-    x = helpers.normal(1, 5, 8)
-    layer.build(x.shape)
+    group = zoo.GlobalHeads(HEADS, (), num_learned_tokens=1)
+    x, layer = helpers.normal(1, 5, 8), helpers.attention(group)
     (_, scores), _ = golden_cases.run(layer, x, return_attention_scores=True)
     assert np.all(scores == 0.0)
 

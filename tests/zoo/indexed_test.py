@@ -9,6 +9,7 @@ from routing_tf import zoo
 from routing_tf.zoo import indexed
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo import dense_blocks
 
 BATCH, HEADS, LENGTH, KEY_DIM, DIM = 2, 2, 17, 4, 7
 INDEXER = {"num_indexer_heads": 3, "indexer_dim": 5, "indexer_rotary_dim": 2}
@@ -34,10 +35,7 @@ def built(num_selected, steps=0, options=None, **own):
 def oracle(attention, causal, is_dense=False):
     """Outputs, and the loss over what queries attend to, of `X` with `REAL`, `BIAS`."""
     (group,) = attention.head_groups
-    weights = {
-        weight.name: golden_cases.to_numpy(weight).astype("float64")
-        for weight in attention.weights
-    }
+    weights = dense_blocks.weights_of(attention)
     query, key, value = (
         (X @ weights[f"{name}_kernel"]).reshape(BATCH, LENGTH, HEADS, -1).swapaxes(1, 2)
         for name in ("query", "key", "value")
@@ -204,45 +202,6 @@ def test_steps_of_any_number_of_tokens(own, options):
 
     call = helpers.compiled(both, jit_compile=None)
     golden_cases.assert_close(*call(helpers.normal(BATCH, 44, DIM)), 1e-5)
-
-
-def test_trains_with_less_memory_alike():
-    results = []
-    for remat in (False, True):
-        attention = built(3, options={"remat": remat}, **COPIES)
-        result = golden_cases.gradients(
-            attention,
-            lambda output, losses: ops.sum(output**2) + sum(losses),
-            {"query": X, "use_causal_mask": True, "training": True},
-            wrt=("query",),
-        )
-        state = [x for x in attention.weights if not x.trainable]
-        results.append(
-            [*result.variables.values(), *result.inputs.values()]
-            + golden_cases.to_numpy(state)
-        )
-    for actual, expected in zip(*results, strict=True):
-        golden_cases.assert_close(actual, expected, 1e-5)
-
-
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("num_selected", 0),
-        ("num_indexer_heads", 1.5),
-        ("indexer_dim", -1),
-        ("warm_up_steps", -1),
-        ("indexer_loss_weight", -0.5),
-        ("indexer_rotary_dim", 3),
-        ("indexer_rotary_dim", 34),
-        ("gather_length", 0),
-        ("kernel_initializer", "no such"),
-        ("entmax_alpha", 1.5),
-    ],
-)
-def test_refuses_wrong_arguments(name, value):
-    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value!r}"):
-        zoo.IndexedHeads(2, **{name: value})
 
 
 def test_refuses_calls_without_features():

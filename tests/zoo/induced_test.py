@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo import dense_blocks
 
 BATCH, HEADS, KEY_DIM, VALUE_DIM, POINTS = 2, 2, 5, 4, 3
 
@@ -22,11 +22,9 @@ tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 def expected_output(group, query, key, value, real, bias):
     """The equations of the paper, for one sequence after the other."""
-    weights = {
-        w.name: golden_cases.to_numpy(w).astype("float64") for w in group.weights
-    }
+    weights = dense_blocks.weights_of(group)
     norms = [
-        [golden_cases.to_numpy(w).reshape(-1).astype("float64") for w in norm.weights]
+        [dense_blocks.values(w).reshape(-1) for w in norm.weights]
         for norm in group.norms
     ]
     output = np.zeros((*query.shape[:3], VALUE_DIM))
@@ -70,15 +68,9 @@ def test_equals_the_formula(use_layer_norm, length, memory_length):
     real = helpers.mask_with_a_hole(memory_length, memory_length - 2, 0)
     bias = helpers.normal(BATCH, memory_length, seed=5)
     arrays = tokens(length, memory_length)
-    output, _ = golden_cases.run(
-        group,
-        *arrays,
-        value_mask=real,
-        token_bias=bias,
-        is_cross_attention=length != memory_length,
+    output = dense_blocks.assert_follows(
+        expected_output, group, arrays, real, bias=bias
     )
-    expected = expected_output(group, *arrays, real, bias)
-    golden_cases.assert_close(output, expected, 1e-5)
     assert np.all(output[1] == 0.0)
 
 
@@ -92,35 +84,27 @@ def test_equals_the_code_of_the_paper(name):
     weights, heads = golden.group(name), 3
     points, dim = weights["points"].shape
     key_dim, ratio = dim // heads, heads**-0.5
-    attention = layers.MixedAttention(
-        [zoo.InducedHeads(heads, points, name == "norm")],
-        key_dim,
-        kernel_initializer="zeros",
-        use_bias=True,
-    )
-    attention.build((None, None, dim))
-    attention.output_kernel.assign(np.eye(dim))
+    group = zoo.InducedHeads(heads, points, name == "norm")
+    attention = helpers.attention(group, key_dim=key_dim, dim=dim, use_bias=True)
+    helpers.assign(attention, output_kernel=np.eye(dim), output_bias=np.zeros(dim))
     for ours, theirs, factor in (
         ("query", "mab1.fc_q", ratio),
         ("key", "mab0.fc_k", 1.0),
         ("value", "mab0.fc_v", 1.0),
     ):
-        getattr(attention, f"{ours}_kernel").assign(
-            weights[f"{theirs}.weight"].T * factor
-        )
-        getattr(attention, f"{ours}_bias").assign(weights[f"{theirs}.bias"] * factor)
-    (group,) = attention.head_groups
+        kernel, bias = (weights[f"{theirs}.{part}"].T for part in ("weight", "bias"))
+        named = {f"{ours}_kernel": kernel * factor, f"{ours}_bias": bias * factor}
+        helpers.assign(attention, **named)
     queries = weights["points"] @ weights["mab0.fc_q.weight"].T
     queries = queries + weights["mab0.fc_q.bias"]
-    group.inducing_queries.assign(queries * ratio)
-    group.inducing_points.assign(queries)
+    helpers.assign(group, inducing_queries=queries * ratio, inducing_points=queries)
     for ours, theirs in (
         ("hidden", "mab0.fc_o"),
         ("key", "mab1.fc_k"),
         ("value", "mab1.fc_v"),
     ):
-        getattr(group, f"{ours}_kernel").assign(weights[f"{theirs}.weight"].T)
-        getattr(group, f"{ours}_bias").assign(weights[f"{theirs}.bias"])
+        kernel, bias = (weights[f"{theirs}.{part}"].T for part in ("weight", "bias"))
+        helpers.assign(group, **{f"{ours}_kernel": kernel, f"{ours}_bias": bias})
     for number, norm in enumerate(group.norms):
         norm.gamma.assign(weights[f"mab0.ln{number}.weight"].reshape(heads, -1))
         norm.beta.assign(weights[f"mab0.ln{number}.bias"].reshape(heads, -1))

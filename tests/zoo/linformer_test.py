@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -53,24 +52,18 @@ def test_equals_another_implementation(sharing):
     golden = golden_cases.load("peers/linformer.npz")
     weights = golden.group(sharing)
     max_length, num_projected = weights["proj_k"].shape
-    attention = layers.MixedAttention(
-        [zoo.LinformerHeads(3, max_length, num_projected, sharing)],
-        key_dim=4,
-        kernel_initializer="zeros",
-    )
-    attention.build((None, None, 12))
-    group = attention.head_groups[0]
+    group = zoo.LinformerHeads(3, max_length, num_projected, sharing)
+    attention = helpers.attention(group, dim=12)
     group.key_projection.assign(weights["proj_k"])
     if sharing == "heads":
         group.value_projection.assign(weights["proj_v"])
-    for name, source in (
-        ("query", "to_q"),
-        ("key", "to_k"),
-        ("value", "to_v" if sharing == "heads" else "to_k"),
-        ("output", "to_out"),
-    ):
-        kernel = weights[f"{source}.weight"].T
-        getattr(attention, f"{name}_kernel").assign(kernel)
+    helpers.assign(
+        attention,
+        query_kernel=weights["to_q.weight"].T,
+        key_kernel=weights["to_k.weight"].T,
+        value_kernel=weights[f"to_{'v' if sharing == 'heads' else 'k'}.weight"].T,
+        output_kernel=weights["to_out.weight"].T,
+    )
     for length in (9, 14):
         output, _ = golden_cases.run(attention, weights[f"{length}/input"])
         expected = weights[f"{length}/output"] - weights["to_out.bias"]

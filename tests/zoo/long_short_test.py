@@ -5,10 +5,10 @@ import functools
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import assert_follows
 
 BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 NORMS = ("window_key", "window_value", "landmark_key", "landmark_value")
@@ -94,33 +94,21 @@ def test_equals_the_formula(window, segment, landmarks, length, causal):
     group = built_group(window, segment, landmarks, max_relative_position=3)
     real = helpers.mask_with_a_hole(length, length - 1, length)
     real[1, :4] = False  # a segment of padding alone, and queries that see nothing
-    bias, arrays = helpers.normal(BATCH, length, seed=5), tokens(length)
-
-    output, _ = golden_cases.run(
-        group, *arrays, value_mask=real, token_bias=bias, use_causal_mask=causal
-    )
-
-    arrays = [x.astype("float64") for x in arrays]
-    expected = expected_output(group, *arrays, real, bias, causal)
-    golden_cases.assert_close(output, expected, 2e-5)
+    about = {"bias": helpers.normal(BATCH, length, seed=5), "causal": causal}
+    arrays = tokens(length)
+    output = assert_follows(expected_output, group, arrays, real, 2e-5, **about)
     if causal:
         assert np.all(output[1, :, :4] == 0.0)
 
 
 def attention_of_peer(heads, dim, window, segment, landmarks, kernels, norms):
     """Makes an attention layer with the weights of another implementation."""
-    attention = layers.MixedAttention(
-        [zoo.LongShortHeads(heads, window, segment, landmarks)],
-        dim // heads,
-        kernel_initializer="zeros",
-    )
-    attention.build((None, None, dim))
-    for name, weight in kernels.items():
-        getattr(attention, f"{name}_kernel").assign(weight.T)
-    (group,) = attention.head_groups
+    group = zoo.LongShortHeads(heads, window, segment, landmarks)
+    attention = helpers.attention(group, key_dim=dim // heads, dim=dim)
+    helpers.assign(attention, **{f"{x}_kernel": w.T for x, w in kernels.items()})
     for name in NORMS:
-        for part, values in zip(("gamma", "beta"), norms[name.split("_")[0]]):
-            getattr(group.norms[name], part).assign(values.reshape(heads, -1))
+        gamma, beta = (x.reshape(heads, -1) for x in norms[name.split("_")[0]])
+        helpers.assign(group.norms[name], gamma=gamma, beta=beta)
     return attention
 
 
@@ -130,12 +118,8 @@ def test_equals_another_implementation(name):
     golden = golden_cases.load("peers/long_short.npz").group(name)
     length, dim = golden["input"].shape[1:]
     reads = golden["to_dynamic_proj.weight"].T
-    kernels = {
-        "query": golden["to_q.weight"],
-        "key": golden["to_kv.weight"],
-        "value": golden["to_kv.weight"],
-        "output": golden["to_out.weight"],
-    }
+    theirs = {"query": "q", "key": "kv", "value": "kv", "output": "out"}
+    kernels = {ours: golden[f"to_{x}.weight"] for ours, x in theirs.items()}
     norms = {
         ours: [golden[f"{theirs}_norm.{part}"] for part in ("weight", "bias")]
         for ours, theirs in (("window", "local"), ("landmark", "global"))
@@ -161,15 +145,8 @@ def test_equals_the_code_of_the_paper():
     """
     golden, segment = golden_cases.load("peers/long_short.npz").group("paper"), 4
     key_dim, heads, landmarks = golden["reads"].shape
-    kernels = {
-        ours: golden[f"proj_{theirs}.weight"]
-        for ours, theirs in (
-            ("query", "query"),
-            ("key", "key"),
-            ("value", "val"),
-            ("output", "out"),
-        )
-    }
+    theirs = {"query": "query", "key": "key", "value": "val", "output": "out"}
+    kernels = {ours: golden[f"proj_{x}.weight"] for ours, x in theirs.items()}
     norms = {
         ours: [golden[f"dual_ln_{theirs}.{part}"] for part in ("weight", "bias")]
         for ours, theirs in (("window", "win"), ("landmark", "dproj"))

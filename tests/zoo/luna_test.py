@@ -5,10 +5,11 @@ import functools
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import assert_follows
+from tests.zoo.dense_blocks import softmax
 
 BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, PACKED = 2, 2, 21, 5, 4, 3
 
@@ -18,11 +19,6 @@ def built_group(**options):
 
 
 tokens = functools.partial(helpers.streams, LENGTH, dim=KEY_DIM, value_dim=VALUE_DIM)
-
-
-def softmax(x):
-    weights = np.exp(x - x.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def expected_output(group, query, key, value, real, bias, causal):
@@ -52,20 +48,9 @@ def test_equals_the_formula(causal, chunk_length, memory_length):
     group = built_group(chunk_length=chunk_length)
     real = helpers.mask_with_a_hole(memory_length, memory_length - 2, memory_length)
     real[1, :3] = False
-    bias, arrays = helpers.normal(BATCH, memory_length, seed=5), tokens(memory_length)
-
-    output, _ = golden_cases.run(
-        group,
-        *arrays,
-        value_mask=real,
-        token_bias=bias,
-        use_causal_mask=causal,
-        is_cross_attention=not causal,
-    )
-
-    arrays = [x.astype("float64") for x in arrays]
-    expected = expected_output(group, *arrays, real, bias, causal)
-    golden_cases.assert_close(output, expected, 1e-5)
+    about = {"bias": helpers.normal(BATCH, memory_length, seed=5), "causal": causal}
+    arrays = tokens(memory_length)
+    output = assert_follows(expected_output, group, arrays, real, **about)
     if causal:
         assert np.all(output[1, :, :3] == 0.0)
 
@@ -75,16 +60,11 @@ def test_equals_the_code_of_the_paper(name, heads):
     """XuezheMax/fairseq-apollo; see `tools/peers`."""
     golden = golden_cases.load("peers/luna.npz")
     packed, dim = golden["packing"].shape
-    attention = layers.MixedAttention(
-        [zoo.LunaHeads(heads, packed, chunk_length=4)],
-        dim // heads,
-        kernel_initializer="zeros",
-    )
-    attention.build((None, None, dim))
-    for part in ("query", "key", "value"):
-        getattr(attention, f"{part}_kernel").assign(golden[part].T)
-    attention.output_kernel.assign(np.eye(dim))
-    attention.head_groups[0].packing_queries.assign(golden["packing"])
+    group = zoo.LunaHeads(heads, packed, chunk_length=4)
+    attention = helpers.attention(group, key_dim=dim // heads, dim=dim)
+    kernels = {f"{part}_kernel": golden[part].T for part in ("query", "key", "value")}
+    helpers.assign(attention, **kernels, output_kernel=np.eye(dim))
+    group.packing_queries.assign(golden["packing"])
     output, _ = golden_cases.run(
         attention, golden["input"], use_causal_mask=name == "causal"
     )

@@ -1,13 +1,13 @@
 """Tests of native sparse attention."""
 
-import keras
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import sigmoid
+from tests.zoo.dense_blocks import weights_of
 
 BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, DIM = 2, 2, 23, 5, 4, 7
 SIZES = {
@@ -42,17 +42,6 @@ def tokens(length=LENGTH):
     arrays = {name: x[:, :, :length] for name, x in arrays.items()}
     features = helpers.normal(BATCH, LENGTH, DIM, seed=3)[:, :length]
     return {**arrays, "features": features}
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def weights_of(layer):
-    return {
-        weight.name: golden_cases.to_numpy(weight).astype("float64")
-        for weight in layer.weights
-    }
 
 
 def compressed(layer, x, real):
@@ -210,10 +199,6 @@ def test_refused():
         built_group(compression_length=8)
     with pytest.raises(ValueError, match="always seen.*num_blocks=2, num_initial"):
         built_group(num_blocks=2)
-    with pytest.raises(ValueError, match="token_bias_weight.*logit for many"):
-        built_group(token_bias_weight="fixed")
-    with pytest.raises(ValueError, match="`key_shift` must be 0: .*key_shift=1"):
-        built_group(key_shift=1)
     group, arrays = built_group(), tokens()
     for options, message in (
         ({}, "causal mask.*use_causal_mask=False"),
@@ -223,35 +208,18 @@ def test_refused():
             group(**{**arrays, **options})
 
 
-def built_attention(shape, **options):
+def built_attention(**options):
     heads = zoo.NativeSparseHeads(HEADS, **SIZES)
-    attention = layers.MixedAttention([heads], KEY_DIM, **options)
-    attention.build(shape)
-    helpers.randomize(attention)
-    return attention
+    return helpers.attention(heads, key_dim=KEY_DIM, dim=DIM, **options)
 
 
 def test_features_stand_at_the_places_of_their_queries():
     """Positions on two axes are one sequence, block after block."""
     image = helpers.normal(BATCH, 4, 6, DIM)
     in_blocks = image.reshape(BATCH, 2, 2, 3, 2, DIM).swapaxes(2, 3)
-    attention = built_attention(image.shape, block_shape=(2, 2))
+    attention = built_attention(axes=2, block_shape=(2, 2))
     output, _ = golden_cases.run(attention, image, use_causal_mask=True)
     sequence = in_blocks.reshape(BATCH, 24, DIM)
-    other = built_attention(sequence.shape)
-    expected, _ = golden_cases.run(other, sequence, use_causal_mask=True)
+    expected, _ = golden_cases.run(built_attention(), sequence, use_causal_mask=True)
     expected = expected.reshape(BATCH, 2, 3, 2, 2, DIM).swapaxes(2, 3)
     golden_cases.assert_close(output, expected.reshape(image.shape), 1e-5)
-
-
-def test_gradients_flow_to_features_that_are_forgotten():
-    x, gradients = helpers.normal(BATCH, LENGTH, DIM), []
-    for remat in (False, True):
-        found = golden_cases.gradients(
-            built_attention(x.shape, remat=remat),
-            lambda output, losses: keras.ops.sum(output**2),
-            {"query": x, "training": True, "use_causal_mask": True},
-            wrt=("query",),
-        )
-        gradients.append(found.inputs["query"])
-    golden_cases.assert_close(gradients[1], gradients[0], 1e-5)

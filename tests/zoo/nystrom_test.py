@@ -6,6 +6,7 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import softmax
 
 BATCH, HEADS, DIM = 2, 2, 6
 
@@ -15,11 +16,6 @@ def built_group(num_landmarks, dim=DIM, **options):
 
 
 tokens = helpers.streams
-
-
-def softmax(logits):
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def means(x, number):

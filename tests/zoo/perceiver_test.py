@@ -8,6 +8,7 @@ from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 from tests.zoo import dense_blocks
 
 BATCH, LENGTH, DIM, LATENTS, SIZE = 2, 9, 6, 3, 4
@@ -118,33 +119,21 @@ CACHED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[pytest.mark.thorough][: n != "shared"]) for n in CACHED],
-)
+@pytest.mark.parametrize("name", kinds.some(CACHED, ["shared"]))
 def test_steps_equal_a_pass_over_all_inputs(name):
     options, start, size = CACHED[name]
     model, real = built(causal=True, **options), real_inputs()
     (x,) = arguments(model)
     expected, _ = golden_cases.run(model, x, mask=real)
-    first = helpers.compiled(
-        lambda x, real, cache: model(x, mask=real, cache=cache), jit_compile=None
-    )
-    step = helpers.compiled(
-        lambda x, real, cache, index: model(
-            x, mask=real, cache=cache, cache_index=index
-        ),
-        jit_compile=None,
-    )
-    _, cache = first(x[:, ::-1], real, model.make_cache(BATCH, LENGTH))  # is forgotten
-    output, cache = first(x[:, :start], real[:, :start], cache)
-    outputs = [output]
-    for index in range(start, LENGTH, size):
-        piece = slice(index, index + size)
-        output, cache = step(x[:, piece], real[:, piece], cache, np.int32(index))
-        outputs.append(output)
+
+    def step(x, real, cache, first):
+        return model(x, mask=real, cache=cache, cache_index=first)
+
+    cache = model.make_cache(BATCH, LENGTH)
+    _, cache = helpers.in_pieces(step, [LENGTH], (x[:, ::-1], real), cache)
+    sizes = [start, *[size] * ((LENGTH - start) // size)]  # forgets what was before
+    outputs, _ = helpers.in_pieces(step, sizes, (x, real), cache)
     shown = real[:, -LATENTS:]
-    outputs = np.concatenate(outputs, axis=1)
     golden_cases.assert_close(outputs[shown], expected[shown], 1e-5)
 
 
@@ -153,18 +142,17 @@ def test_caches_need_a_causal_model_and_a_start_that_reaches_the_latents():
         built("latents").make_cache(1, 4)
     model = built("causal")
     (x,) = arguments(model)
-    rule = "Received: 6 inputs with latents at places 6 to 8"
-    with pytest.raises(ValueError, match=rule):
-        model(x[:, :6], cache=model.make_cache(BATCH, LENGTH))
     cache = model.make_cache(BATCH, LENGTH)
-    with pytest.raises(ValueError, match="cache_index=8 with 2 inputs.*cache for 9"):
-        model(x[:, :2], cache=cache, cache_index=8)
-    with pytest.raises(ValueError, match="Received: training=True"):
-        model(x, cache=cache, training=True)
-    with pytest.raises(ValueError, match="`output_queries` must be"):
-        model(x, x, cache=cache)
-    with pytest.raises(ValueError, match="as many sequences as `inputs`"):
-        model(x, cache=model.make_cache(BATCH + 1, LENGTH))
+    others = model.make_cache(BATCH + 1, LENGTH)
+    for arrays, options, rule in (
+        ((x[:, :6],), {}, "Received: 6 inputs with latents at places 6 to 8"),
+        ((x[:, :2],), {"cache_index": 8}, "cache_index=8 with 2 inputs.*cache for 9"),
+        ((x,), {"training": True}, "Received: training=True"),
+        ((x, x), {}, "`output_queries` must be"),
+        ((x,), {"cache": others}, "as many sequences as `inputs`"),
+    ):
+        with pytest.raises(ValueError, match=rule):
+            model(*arrays, **{"cache": cache, **options})
     with pytest.raises(ValueError, match="Make one with `causal=True`"):
         other = built("latents")
         other(arguments(other)[0], cache=cache)

@@ -7,6 +7,7 @@ from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo import dense_blocks
+from tests.zoo.dense_blocks import softmax
 
 BATCH, LENGTH, DIM, HIDDEN, BLOCK = 2, 7, 6, 12, 4
 
@@ -33,11 +34,6 @@ def parts(layer, x):
 def output(layer, hidden):
     kernel, bias = dense_blocks.values(layer.output_kernel, layer.output_bias)
     return hidden @ kernel + bias
-
-
-def softmax(logits):
-    weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def oracle(layer, x):
@@ -112,9 +108,9 @@ def test_steps_of_training_choose_or_weigh_all_units():
     layer, x = built(temperature=0.0, seed=1), helpers.normal(1, 2, DIM)
     logits, hidden = parts(layer, x)
     soft = output(layer, hidden * softmax(logits).reshape(hidden.shape))
-    outputs = [golden_cases.run(layer, x, training=True)[0] for _ in range(100)]
+    outputs = [golden_cases.run(layer, x, training=True)[0] for _ in range(50)]
     chosen, weighed = (
         sum(np.allclose(actual, expected, atol=1e-4) for actual in outputs)
         for expected in (oracle(layer, x), soft)
     )
-    assert 15 <= chosen <= 45 and weighed == 100 - chosen
+    assert 7 <= chosen <= 23 and weighed == 50 - chosen

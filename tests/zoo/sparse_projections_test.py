@@ -8,6 +8,7 @@ from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 from tests.zoo import dense_blocks
 
 BATCH, LENGTH, DIM, KEY_DIM, HEADS = 2, 11, 8, 4, 2
@@ -103,36 +104,24 @@ def test_equals_the_oracle(case):
         golden_cases.assert_close(other[shown], expected[shown], 1e-5)
 
 
-def dense_kernel(layer, name, heads):
-    """Returns the matrix that some heads multiply the modules of F tokens by."""
-    filters, (number, size) = filters_of(layer, name), layer.module_shape
-    around, num_tokens = len(filters) // 2, filters.shape[1]
-    matrix = np.zeros((num_tokens, number, size, number, size))
-    for s, k in np.ndindex(number, len(filters)):
-        if 0 <= s + k - around < number:
-            matrix[:, s + k - around, :, s] = filters[k]
-    matrix = matrix.reshape(number * num_tokens * size, -1, layer.key_dim)
-    return matrix[:, heads].reshape(len(matrix), -1)
-
-
 @pytest.mark.parametrize("num_modules", [None, 4])
-def test_heads_of_any_kind_read_dense_projections_of_modules(num_modules):
-    layer = built(mixed(), num_modules=num_modules)
-    x = helpers.normal(BATCH, LENGTH, DIM)
-    modules = np.array([[modules_of(layer, token) for token in row] for row in x])
-    padded = np.pad(modules, ((0, 0), (2, 0), (0, 0), (0, 0)))
-    windows = [padded[:, f : f + LENGTH] for f in range(3)]
-    tokens = np.stack(windows, axis=2).reshape(BATCH, LENGTH, -1).astype("float32")
-    dense = layers.MixedAttention(mixed(), KEY_DIM, output_dim=DIM)
-    dense.build(tokens.shape)
-    for group, own in zip(dense.head_groups, layer.head_groups, strict=True):
-        group.set_weights(own.get_weights())
-    for name, heads in (("query", [0, 1]), ("key", [1]), ("value", [0, 1])):
-        kernel = getattr(dense, f"{name}_kernel")
-        kernel.assign(dense_kernel(layer, name, heads))
-    dense.output_kernel.assign(layer.output_kernel)
-    expected, _ = golden_cases.run(dense, tokens, use_causal_mask=True)
+def test_heads_of_any_kind_read_what_is_projected(num_modules):
+    layer, x = built(mixed(), num_modules=num_modules), helpers.normal(2, LENGTH, DIM)
+    arrays, outputs = (
+        [
+            projected(layer, name, x, np.ones((2, LENGTH))).astype("float32")
+            for name in ("query", "key", "value")
+        ],
+        [],
+    )
+    for head, group in enumerate(layer.head_groups):
+        query, key, value = (array[:, head : head + 1] for array in arrays)
+        query, key = query * KEY_DIM**-0.5, key if group.needs_keys else None
+        output, _ = golden_cases.run(group, query, key, value, use_causal_mask=True)
+        outputs.append(output)
+    joined = np.concatenate(outputs, axis=1).swapaxes(1, 2).reshape(2, LENGTH, -1)
     output, _ = golden_cases.run(layer, x, use_causal_mask=True)
+    expected = joined @ dense_blocks.values(layer.output_kernel)
     golden_cases.assert_close(output, expected, 1e-4)
 
 
@@ -181,10 +170,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(n, marks=[pytest.mark.thorough][: n != "default"]) for n in STEPS],
-)
+@pytest.mark.parametrize("case", kinds.some(STEPS, ["default"]))
 def test_steps_equal_the_whole(case):
     helpers.assert_steps_equal_the_whole(built(mixed(), **STEPS[case]), DIM)
 
@@ -193,31 +179,19 @@ def test_steps_equal_the_whole(case):
 def test_steps_of_packed_documents_equal_the_whole(size):
     layer, x = built(length_kernel_size=4), helpers.normal(BATCH, LENGTH, DIM)
     whole, _ = golden_cases.run(layer, x, segment_ids=IDS, use_causal_mask=True)
-    start = helpers.compiled(
-        lambda x, ids, cache: layer(x, segment_ids=ids, cache=cache), jit_compile=None
-    )
-    step = helpers.compiled(
-        lambda x, ids, cache, index: layer(
-            x, segment_ids=ids, cache=cache, cache_index=index
-        ),
-        jit_compile=None,
-    )
+
+    def step(x, ids, cache, start):
+        return layer(x, segment_ids=ids, cache=cache, cache_index=start)
+
     # The second document begins in the call of the first, the third behind it.
-    output, cache = start(x[:, :5], IDS[:, :5], layer.make_cache(BATCH, LENGTH))
-    outputs, index = [output], 5
-    while index < LENGTH:
-        piece = slice(index, index + size)
-        output, cache = step(x[:, piece], IDS[:, piece], cache, np.int32(index))
-        outputs.append(output)
-        index += size
-    golden_cases.assert_close(
-        np.concatenate(outputs, axis=1)[IDS > 0], whole[IDS > 0], 1e-5
-    )
+    cache, sizes = layer.make_cache(BATCH, LENGTH), [5, *[size] * (6 // size)]
+    output, cache = helpers.in_pieces(step, sizes, (x, IDS), cache)
+    golden_cases.assert_close(output[IDS > 0], whole[IDS > 0], 1e-5)
     # A call without ids goes on with the document of the last one.
+    _, cache = helpers.in_pieces(step, [5], (x, IDS), cache)
     alone = helpers.compiled(
         lambda x, cache: layer(x, cache=cache, cache_index=np.int32(5)), None
     )
-    _, cache = start(x[:, :5], IDS[:, :5], cache)
     output, _ = alone(x[:, 5:6], cache)
     golden_cases.assert_close(output, whole[:, 5:6], 1e-5)
 
@@ -301,13 +275,7 @@ def test_half_precision():
     golden_cases.assert_close(output, expected[:, 5:], 0.05)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(n, marks=[pytest.mark.thorough][: n != "small_modules"])
-        for n in CASES
-    ],
-)
+@pytest.mark.parametrize("case", kinds.some(CASES, ["small_modules"]))
 def test_survives_saving(case, tmp_path):
     options = {"kernel_regularizer": "l2", **CASES[case]}
     layer = zoo.SparseProjectionAttention(mixed(), KEY_DIM, **options)
@@ -336,12 +304,6 @@ def test_is_adapted_and_quantized():
     "options, message",
     [
         ({"num_modules": 3}, "`num_modules` must divide.*num_modules=3, 2 heads"),
-        ({"num_modules": 0}, "`num_modules` must be a positive integer"),
-        ({"module_kernel_size": 4}, "`module_kernel_size` must be odd"),
-        ({"length_kernel_size": 0}, "`length_kernel_size` must be a positive"),
-        ({"value_dim": 5}, "`value_dim` must be None or 4.*Received: value_dim=5"),
-        ({"num_key_value_heads": 1}, "`num_key_value_heads` must be None or 2"),
-        ({"use_output_projection": 3}, "`use_output_projection` must be one of"),
         (
             {"use_output_projection": False, "output_dim": 6},
             "an output of 6. Set `use_output_projection=True`",

@@ -141,10 +141,3 @@ def test_a_training_step_attends_by_the_thresholds_of_before():
     ]
     golden_cases.assert_close(outputs[1], outputs[0], 1e-6)
     assert golden_cases.relative_error(outputs[2], outputs[0]) > 0.1
-
-
-@pytest.mark.parametrize("options", [{"num_streams": 0}, {"decay": 1.0}])
-def test_refuses_wrong_arguments(options):
-    ((name, value),) = options.items()
-    with pytest.raises(ValueError, match=f"`{name}`.*Received: {name}={value}"):
-        MovingThresholds(**options)

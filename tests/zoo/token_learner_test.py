@@ -11,16 +11,13 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo.dense_blocks import dense
 from tests.zoo.dense_blocks import norm
+from tests.zoo.dense_blocks import sigmoid
 
 BATCH, LENGTH, DIM, TOKENS = 2, 11, 6, 3
 
 
 def gelu(x):
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
 
 
 def built(layer, *shapes):
@@ -94,20 +91,9 @@ def test_a_saved_model_has_the_same_outputs(tmp_path):
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_half_precision():
-    exact, half = learner(), learner(dtype="mixed_bfloat16")
-    half.set_weights(exact.get_weights())
-    x = helpers.normal(BATCH, LENGTH, DIM)
-    expected, actual = (golden_cases.run(layer, x)[0] for layer in (exact, half))
-    golden_cases.assert_close(np.asarray(actual, "float32"), expected, 0.05)
-
-
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: zoo.TokenLearner(0), "`num_tokens` must be a positive integer"),
-        (lambda: zoo.TokenLearner(normalization="mean"), "`normalization` must be one"),
-        (lambda: zoo.TokenLearner(dropout=1), "`dropout` must be a rate"),
         (lambda: learner()(np.ones((2, 3, 4, DIM))), "must have the shape"),
         (
             lambda: zoo.TokenFuser().build((None, None, DIM), (None, None, DIM)),

@@ -15,7 +15,7 @@ VOCABULARY = 11
 ON_JAX = keras.backend.backend() == "jax"
 # Routed heads beside those with a memory take JAX long to compile.
 further_with_sides = [pytest.mark.thorough] if ON_JAX else []
-SIDES = [False, pytest.param(True, marks=further_with_sides)]
+SIDES = [False, pytest.param(True, marks=pytest.mark.thorough)]
 
 
 @pytest.fixture(autouse=True)
@@ -83,18 +83,12 @@ def oracle(layer, x, real, first_seen):
 def in_pieces(layer, x, real, sizes, state):
     """Calls with a state, for pieces of these sizes; returns outputs and the state."""
 
-    def call(x, real, state):
+    def call(x, real, state, start):
         if len(x.shape) == 2:
             return layer({"token_ids": x, "padding_mask": real}, state=state)
         return layer(x, mask=real, state=state)
 
-    call, outputs, start = helpers.compiled(call, jit_compile=None), [], 0
-    for size in sizes:
-        piece = slice(start, start + size)
-        output, state = call(x[:, piece], real[:, piece], state)
-        outputs.append(output)
-        start += size
-    return np.concatenate(outputs, axis=1), state
+    return helpers.in_pieces(call, sizes, (x, real), state)
 
 
 def border(segment, memory):
@@ -201,7 +195,7 @@ def test_pieces_of_a_text_equal_the_whole(norm_position, has_side):
     ids, real = token_ids(), helpers.tail_mask(LENGTH, LENGTH, 9)
     inputs = {"token_ids": ids, "padding_mask": real}
     whole, _ = golden_cases.run(model, inputs)
-    outputs, _ = in_pieces(model, ids, real, [1] * LENGTH, model.make_state(BATCH))
+    outputs, _ = in_pieces(model, ids, real, [1, 1, 4, 1, 5], model.make_state(BATCH))
     golden_cases.assert_close(outputs[real], whole[real], 1e-4)
     assert whole.std() > 0.1
 
@@ -219,30 +213,23 @@ def test_blocks_have_weights_of_their_own():
 
 
 def test_survives_saving(tmp_path):
-    options = {"segment_length": 4, "dropout": 0.1, "same_length": True}
-    layer = zoo.TransformerXLAttention(2, 3, 6, **options)
-    helpers.assert_survives_saving(layer, tmp_path, helpers.normal(2, 8, DIM))
-    options |= {"norm_position": "pre"}
+    options = {"segment_length": 4, "dropout": 0.1, "norm_position": "pre"}
     options |= {} if ON_JAX else {"side_attention": side_attention()}
     model = zoo.TransformerXLBackbone(9, 2, 2, 8, 6, 6, **options)
     helpers.assert_survives_saving(model, tmp_path, token_ids(8) % 9)
 
 
-def assert_trains(model, length):
-    """Fails unless `fit` with compiled steps lowers the loss."""
+@pytest.mark.thorough
+def test_trains(compiled):
+    """By `fit`, with compiled steps."""
     keras.utils.set_random_seed(0)
-    ids = keras.Input((length,), dtype="int32")
+    ids, model = keras.Input((LENGTH,), dtype="int32"), backbone(segment_length=4)
     lm = keras.Model(ids, keras.layers.Dense(VOCABULARY)(model(ids)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     lm.compile(keras.optimizers.Adam(0.01), loss, jit_compile=True)
-    x = token_ids(length)
+    x = token_ids()
     history = lm.fit(x, np.roll(x, -1, axis=1), epochs=24, verbose=0).history["loss"]
     assert history[-1] < 0.9 * history[0]
-
-
-@pytest.mark.thorough
-def test_trains(compiled):
-    assert_trains(backbone(segment_length=4, dropout=0.1), LENGTH)
 
 
 def assert_half_precision(make, length, **options):
@@ -292,9 +279,6 @@ def test_attention_beside_the_memory_may_depend_on_places():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: built(0), "`memory_length` must be a positive integer"),
-        (lambda: built(segment_length=0), "`segment_length` must be a positive"),
-        (lambda: built(same_length=2), "`same_length` must be one of False, True"),
         (lambda: built(side_attention="full"), "must be a `MixedAttention` or"),
         (lambda: built().make_state(0), "`batch_size` must be a positive integer"),
         (lambda: built().make_state(1, 2.0), "`memory_length` must be a positive"),

@@ -5,9 +5,9 @@ import pytest
 from routing_tf import layers
 from tests import golden_cases
 from tests.golden_cases import to_numpy
+from tests.layers import helpers
 
 DIM, MEMORY_DIM, RANK = 12, 10, 3
-ON_JAX = keras.backend.backend() == "jax"
 
 
 def attention(memory_dim=None, **changes):
@@ -22,15 +22,8 @@ def attention(memory_dim=None, **changes):
     return layer
 
 
-def sequence(length=16, dim=DIM, seed=0):
-    x = np.random.default_rng(seed).normal(size=(2, length, dim))
-    return x.astype("float32")
-
-
-def randomize(*weights):
-    for seed, weight in enumerate(weights):
-        values = np.random.default_rng(seed).normal(size=weight.shape)
-        weight.assign(values.astype("float32"))
+def sequence(length=16, dim=DIM):
+    return helpers.normal(2, length, dim)
 
 
 def sums(layer, projections=("query", "value")):
@@ -62,7 +55,7 @@ def test_adapters_add_to_the_kernels(options, memory_dim):
     layer.enable_lora(RANK, **options)
     assert layer.lora_rank == RANK
     assert not to_numpy(layer.lora_kernel_b).any()
-    randomize(layer.lora_kernel_b)
+    layer.lora_kernel_b.assign(helpers.normal(*layer.lora_kernel_b.shape))
     plain.set_weights(sums(layer, layer.lora_projections))
     inputs = [sequence()]
     if memory_dim is not None:
@@ -88,21 +81,17 @@ def test_all_but_the_adapters_is_frozen():
         np.testing.assert_array_equal(weight, value)
 
 
-@pytest.mark.parametrize(
-    "length",
-    # Without compilation JAX takes half a minute.
-    [pytest.param(9, marks=[pytest.mark.slow] if ON_JAX else [])],
-)
-def test_steps_use_the_adapters(length):
-    layer = attention()
+def test_steps_use_the_adapters():
+    layer, x = attention(), sequence(9)
     layer.enable_lora(RANK, projections=("query", "value", "output"))
-    randomize(layer.lora_kernel_b)
-    x = sequence(length)
+    layer.lora_kernel_b.assign(helpers.normal(*layer.lora_kernel_b.shape))
     expected, _ = golden_cases.run(layer, x, use_causal_mask=True)
-    _, cache = layer(x[:, :-1], cache=layer.make_cache(2, length), cache_index=0)
-    last, _ = layer(x[:, -1:], cache=cache, cache_index=length - 1)
-    last = to_numpy(last)[:, 0]
-    np.testing.assert_allclose(last, expected[:, -1], rtol=1e-4, atol=1e-4)
+
+    def step(x, cache, start):
+        return layer(x, cache=cache, cache_index=start)
+
+    steps, _ = helpers.in_pieces(step, [8, 1], [x], layer.make_cache(2, 9))
+    np.testing.assert_allclose(steps, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_files_hold_the_sums(tmp_path):
@@ -112,7 +101,8 @@ def test_files_hold_the_sums(tmp_path):
     )
     layer = adapted.get_layer("attention")
     layer.enable_lora(RANK)
-    randomize(layer.lora_kernel_a, layer.lora_kernel_b)
+    for weight in (layer.lora_kernel_a, layer.lora_kernel_b):
+        weight.assign(helpers.normal(*weight.shape))
     expected = sums(layer)
     adapted.save_weights(tmp_path / "model.weights.h5")
     adapted.save(tmp_path / "model.keras")

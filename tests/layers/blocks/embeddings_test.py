@@ -94,9 +94,6 @@ def test_grid_embedding_adds_a_vector_for_each_axis():
     golden_cases.assert_close(found, x + expected, 1e-6)
     with pytest.raises(ValueError, match="(?s)longer than the grid.*13 positions"):
         layer(x, offset=6)
-    for grid_shape in ((), 4, (0, 2), (2, 1.5), None):
-        with pytest.raises(ValueError, match="`grid_shape` must be"):
-            layers.GridEmbedding(grid_shape)
 
 
 def test_token_dropout_replaces_some_tokens_in_training():
@@ -113,39 +110,3 @@ def test_token_dropout_replaces_some_tokens_in_training():
     assert np.any(first != second)
     spec = layer(keras.Input((4,), dtype="int32"))
     assert (spec.shape, spec.dtype) == ((None, 4), "int32")
-
-
-def test_no_token_dropout_at_rate_zero():
-    output = layers.TokenDropout(0.0)(IDS, training=True)
-    np.testing.assert_array_equal(golden_cases.to_numpy(output), IDS)
-
-
-@pytest.mark.parametrize(
-    "layer, array",
-    [
-        (layers.TokenEmbedding(5, 3, "ones", name="embedding"), IDS),
-        (layers.TimingSignal(2.0, 500.0, 5, name="timing"), helpers.normal(2, 4, 6)),
-        (layers.TokenDropout(0.5, seed=3, name="dropout"), IDS),
-    ],
-    ids=["embedding", "timing", "dropout"],
-)
-def test_survives_saving(layer, array, tmp_path):
-    if isinstance(layer, layers.TokenDropout):
-        # Its only weight is the state of the random seed, which takes no floats.
-        helpers.assert_keeps_settings(layer)
-    else:
-        helpers.assert_survives_saving(layer, tmp_path, array)
-
-
-@pytest.mark.parametrize(
-    "make, name, received",
-    [
-        (lambda x: layers.TokenEmbedding(x, 3), "vocabulary_size", 0),
-        (lambda x: layers.TokenEmbedding(5, x), "embedding_dim", -3),
-        (lambda x: layers.TokenDropout(x), "rate", 1.5),
-    ],
-)
-def test_refuses_wrong_arguments(make, name, received):
-    with pytest.raises(ValueError) as error:
-        make(received)
-    assert f"Received: {name}={received!r}" in str(error.value)

@@ -1,5 +1,6 @@
 """Dropout of every kind of heads is on in training, and only there."""
 
+import functools
 import inspect
 
 import numpy as np
@@ -9,6 +10,7 @@ from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 from tests.zoo import cases
 
 KINDS = {
@@ -17,17 +19,12 @@ KINDS = {
         for name, make in cases.SMALL.items()
         if name not in cases.WITHOUT_DROPOUT
     },
-    "ClusterStridedHeads": lambda **o: layers.ClusterStridedHeads(2, 2, 4, **o),
-    "FixedHeads": lambda **o: layers.FixedHeads(2, (4,), num_summary_columns=1, **o),
-    "FullHeads": lambda **o: layers.FullHeads(2, **o),
-    "HashedHeads": lambda **o: layers.HashedHeads(2, 2, 4, **o),
-    "LocalHeads": lambda **o: layers.LocalHeads(2, (4,), **o),
-    "RandomHeads": lambda **o: layers.RandomHeads(2, 2, 4, **o),
-    "RoutedHeads": lambda **o: layers.RoutedHeads(2, 2, 4, **o),
-    "SlidingHeads": lambda **o: layers.SlidingHeads(2, 2, True, **o),
-    "StridedHeads": lambda **o: layers.StridedHeads(2, (2,), **o),
-    "ReformerHeads": lambda **o: zoo.ReformerHeads(2, 2, 4, num_rounds=2, **o),
-    "ThresholdHeads": lambda **o: zoo.ThresholdHeads(2, 2, 4, **o),
+    **{
+        name: functools.partial(getattr(layers, name), 2, **options)
+        for name, options in kinds.REQUIRED.items()
+    },
+    "ReformerHeads": functools.partial(zoo.ReformerHeads, 2, 2, 4, num_rounds=2),
+    "ThresholdHeads": functools.partial(zoo.ThresholdHeads, 2, 2, 4),
     "longformer": lambda **o: zoo.longformer_heads(2, 4, **o)[0],
 }
 
@@ -44,16 +41,13 @@ def test_every_group_stands_here():
 @pytest.mark.parametrize("kind", KINDS)
 def test_dropout_is_on_in_training_alone(kind):
     """Keras hands `training` to those layers whose `call` names it."""
-    group = KINDS[kind](dropout=0.5)
-    layer = layers.MixedAttention([group], key_dim=4, kernel_initializer="zeros")
-    layer.build((2, 8, 6))
-    helpers.randomize(layer)
+    layer = helpers.attention(KINDS[kind](dropout=0.5))
     layer.trainable = False  # no centroid moves
     for part in layer._flatten_layers():
         if getattr(part, "dropout", 0):
             assert "training" in inspect.signature(part.call).parameters, part.name
     x, options = (
-        helpers.normal(2, 8, 6),
+        helpers.normal(2, 8, 8),
         {"use_causal_mask": kind in (*cases.ONLY_CAUSAL, "ThresholdHeads")},
     )
     inference, first, second = (

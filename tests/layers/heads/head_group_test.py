@@ -65,27 +65,6 @@ def test_a_query_without_a_place_gets_zero(kind):
     np.testing.assert_array_equal(outputs[1], expected)
 
 
-def test_heads_with_shifted_keys_read_what_followed_their_like():
-    """Where each token comes a second time: an induction head."""
-    token = np.tile(np.random.default_rng(0).permutation(7), 2)
-    query = 20 * np.eye(7, dtype="float32")[token]
-    place = np.eye(14, dtype="float32")
-    arrays = [np.broadcast_to(x, (1, 1, *x.shape)) for x in (query, query, place)]
-    for group in (
-        layers.FullHeads(1, key_shift=1),
-        layers.LocalHeads(1, (14,), key_shift=1),
-        layers.RoutedHeads(1, 3, 14, key_shift=1),
-        layers.RoutedHeads(1, 3, 14, share_query_key=False, key_shift=1),
-        layers.HashedHeads(1, 4, 14, key_shift=1),
-    ):
-        group.build(*[x.shape for x in arrays])
-        key = arrays[1] if group.needs_keys else None
-        output, _ = golden_cases.run(
-            group, arrays[0], key, arrays[2], use_causal_mask=True
-        )
-        golden_cases.assert_close(output[0, 0, 7:], place[1:8], 1e-2)
-
-
 @pytest.mark.parametrize(
     "kind, setting",
     [("local", "fixed"), ("strided", "trainable"), ("hashed", "trainable")],

@@ -24,15 +24,6 @@ every_way = pytest.mark.parametrize("way", WAYS)
 sequences = functools.partial(helpers.streams, LENGTH)
 
 
-def built_attention(groups, **options):
-    attention = layers.MixedAttention(
-        groups, DIM, kernel_initializer="zeros", **options
-    )
-    attention.build((BATCH, LENGTH, 8))
-    helpers.randomize(attention)
-    return attention
-
-
 @pytest.mark.parametrize("kind", ["BlockPairHeads", "LinformerHeads", "SinkhornHeads"])
 def test_near_zero_queries_that_see_the_same_read_the_same(kind):
     outputs = []
@@ -80,7 +71,7 @@ def test_as_in_gemma(way):
     x = helpers.normal(BATCH, LENGTH, 8) * np.float32(0.1)  # epsilon counts
     gemma.build(x.shape)
     group = layers.FullHeads(HEADS, rotary_positions=True)
-    attention = built_attention([group], **WAYS[way])
+    attention = helpers.attention(group, key_dim=DIM, **WAYS[way])
     for name in ("query", "key", "value"):
         kernel = 0.1 * helpers.normal(HEADS, 8, DIM, seed=len(name))
         getattr(gemma, f"{name}_dense").kernel.assign(kernel)
@@ -99,67 +90,10 @@ def test_as_in_gemma(way):
     golden_cases.assert_close(found, call(x, causal), 1e-5)
 
 
-@pytest.mark.parametrize(
-    "way, cls, options",
-    [
-        ("capped", layers.RoutedHeads, {"share_query_key": False}),
-        ("capped", layers.HashedHeads, {"num_rounds": 2}),
-        ("normalised", layers.RoutedHeads, {}),
-    ],
-)
-def test_queries_that_explore(way, cls, options):
-    query, key, value = sequences()
-    group = cls(HEADS, 3, 4, exploring_queries=LENGTH, **options, **WAYS[way])
-    group.build(*[query.shape] * 3)
-    helpers.randomize(group)
-    key = key if group.needs_keys else None
-    output, _ = golden_cases.run(
-        group, query, key, value, use_causal_mask=True, training=True
-    )
-    i, j = np.ogrid[:LENGTH, :LENGTH]
-    key = query if key is None else key
-    expected = helpers.rule_attention(group, query, key, value, j <= i, j - i)
-    golden_cases.assert_close(output, expected, 1e-5)
-
-
-def groups_of_all():
-    return [
-        layers.LocalHeads(1, (4,)),
-        layers.SlidingHeads(1, 3, True),
-        layers.RoutedHeads(
-            1, 3, 6, share_query_key=False, clusters_per_query=2, key_shift=1
-        ),
-        layers.HashedHeads(1, 4, 6, num_rounds=2),
-    ]
-
-
-def test_token_by_token_with_packed_documents():
-    attention = built_attention(groups_of_all(), **WAYS["capped"], **WAYS["normalised"])
-    x = helpers.normal(BATCH, 11, 8)
-    ids = np.repeat([[1] * 6 + [2] * 5], BATCH, axis=0).astype("int32")
-
-    def both(x, ids):
-        cache = attention.make_cache(BATCH, 11)
-        first, cache = attention(x[:, :4], segment_ids=ids[:, :4], cache=cache)
-        rest, _ = attention(
-            x[:, 4:], segment_ids=ids[:, 4:], cache=cache, cache_index=4
-        )
-        expected = attention(x, use_causal_mask=True, segment_ids=ids)
-        return expected, ops.concatenate([first, rest], axis=1)
-
-    expected, steps = helpers.compiled(both, jit_compile=None)(x, ids)
-    golden_cases.assert_close(steps, expected, 2e-5)
-
-
-def test_steps_that_read_another_sequence():
-    groups = [layers.FullHeads(1), layers.RoutedHeads(1, 2, 4)]
-    helpers.assert_steps_read_a_memory(built_attention(groups, qk_norm=True), 8)
-
-
 def test_gradients_are_finite_where_the_cap_leaves_none():
     result = golden_cases.gradients(
-        built_attention(
-            [layers.LocalHeads(1, (4,)), layers.RoutedHeads(1, 3, 6)], **WAYS["capped"]
+        helpers.attention(
+            layers.LocalHeads(1, (4,)), layers.RoutedHeads(1, 3, 6), **WAYS["capped"]
         ),
         lambda output, losses: ops.sum(ops.sin(output)),
         {"query": np.float32(1e4) * helpers.normal(BATCH, LENGTH, 8)}
@@ -176,7 +110,8 @@ def test_scales_learn_with_grouped_queries_and_half_precision():
         layers.LocalHeads(2, (4,), **dtype),
         layers.RoutedHeads(2, 3, 6, share_query_key=False, **dtype),
     ]
-    attention = built_attention(groups, num_key_value_heads=2, qk_norm=True, **dtype)
+    options = {"num_key_value_heads": 2, "qk_norm": True, **dtype}
+    attention = helpers.attention(*groups, **options)
     result = golden_cases.gradients(
         attention,
         lambda output, losses: ops.sum(ops.sin(ops.cast(output, "float32"))),
@@ -196,44 +131,3 @@ def test_settings_and_saving(tmp_path):
     assert [g.logit_soft_cap for g in attention.head_groups] == [7, 1.5]
     x = helpers.normal(BATCH, LENGTH, 8)
     helpers.assert_survives_saving(attention, tmp_path, x, use_causal_mask=True)
-    options |= {"rotary_positions": True, "share_query_key": False}
-    attention = layers.RoutingAttention(2, DIM, 3, 4, num_local_heads=1, **options)
-    again = layers.RoutingAttention.from_config(attention.get_config())
-    assert {name: getattr(again, name) for name in options} == options
-    assert [g.logit_soft_cap for g in again.head_groups] == [1.5] * 2
-    assert all(g.qk_norm and g.rotary_positions for g in again.head_groups)
-
-
-# Their weights are no softmax of products of queries and keys.
-REFUSING = ("ClusteredQuery", "Compressed", "FeatureMap", "Induced", "LongShort")
-REFUSING += ("Luna", "NativeSparse", "Nystrom", "Synthesizer")
-
-
-@pytest.mark.parametrize("kind", REFUSING)
-def test_refused_without_one_softmax_of_products(kind):
-    make = cases.SMALL[f"{kind}Heads"]
-    for options, rule in (
-        ({"logit_soft_cap": 3}, "`logit_soft_cap` must be None"),
-        ({"qk_norm": True}, "`qk_norm` must be False"),
-    ):
-        for call in (make, functools.partial(layers.MixedAttention, [make()], DIM)):
-            with pytest.raises(ValueError, match=f"{rule} for {kind}Heads"):
-                call(**options)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        layers.ScaledDotProduct,
-        functools.partial(layers.MixedAttention, [layers.FullHeads(2)], DIM),
-        functools.partial(layers.RoutingAttention, 2, DIM, 3, 4),
-    ],
-)
-def test_layers_refuse_other_values(make):
-    message = "`logit_soft_cap` must be a positive number. Received: logit_soft_cap="
-    for cap in (0, -1.5, "a", True, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=message):
-            make(logit_soft_cap=cap)
-    if make is not layers.ScaledDotProduct:
-        with pytest.raises(ValueError, match="`qk_norm` must be one of False, True"):
-            make(qk_norm="yes")

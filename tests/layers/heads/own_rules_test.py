@@ -28,16 +28,6 @@ def test_hides_later_tokens_with_large_logits_in_half_precision():
     np.testing.assert_array_equal(output[..., 0, :], 0.0)
 
 
-def test_a_flange_of_one_entry():
-    outputs = [
-        golden_cases.run(
-            helpers.built(LocalHeads(HEADS, (4,), flange_blocks=flange)), *tokens()
-        )[0]
-        for flange in (2, (2,))
-    ]
-    np.testing.assert_array_equal(*outputs)
-
-
 @pytest.mark.parametrize("name", ["1d", "2d"])
 def test_causal_windows_equal_release(name):
     """Who sees whom, from the release's windows and the bias over them."""
@@ -111,22 +101,6 @@ def test_strided_heads_see_padding_as_in_the_release():
     expected, _ = helpers.dense_attention(query, key, value, sees)
     expected[:, :, 4:8] = value.reshape(BATCH, HEADS, 3, 4, DIM).mean(axis=2)
     golden_cases.assert_close(output, expected, 1e-5)
-
-
-def test_a_full_bucket_keeps_its_first_tokens_and_a_small_one_has_no_strangers():
-    group = helpers.built(HashedHeads(HEADS, 2, attention_window=4))
-    projection = np.ones((1, DIM)) * [[1, -1] * (DIM // 2)]
-    group.projections.assign(np.broadcast_to(projection, (HEADS, 1, DIM)))
-    query = np.broadcast_to(-projection, (BATCH, HEADS, LENGTH, DIM)).copy()
-    query[:, :, [2, 5]] *= -1  # two in one bucket, ten in the other
-    places = np.broadcast_to(
-        np.eye(LENGTH, dtype="float32"), (BATCH, HEADS, LENGTH, LENGTH)
-    )
-    sees = golden_cases.run(group, query.astype("float32"), None, places)[0] > 0
-    expected = np.zeros((LENGTH, LENGTH), "bool")
-    expected[np.ix_([2, 5], [2, 5])] = True
-    expected[np.ix_([0, 1, 3, 4], [0, 1, 3, 4])] = True
-    np.testing.assert_array_equal(sees, np.broadcast_to(expected, sees.shape))
 
 
 @pytest.mark.parametrize("size", [2, 4, 6, 8])

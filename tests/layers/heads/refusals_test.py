@@ -1,4 +1,4 @@
-"""What heads refuse: one wrong argument is in `oracle_test`, here are those of two."""
+"""What heads refuse together; `tests/layers/refusals_test` has each wrong argument."""
 
 import functools
 
@@ -45,9 +45,10 @@ MADE = [
         (hashed, {"entmax_alpha": 1.5, **options}, "`entmax_alpha` must be None with")
         for options in ({"num_rounds": 2}, {"attends_to_self": False})
     ),
-    *(
-        (kind, {"num_heads": 2, "entmax_alpha": 1.5}, "`entmax_alpha` must be None for")
-        for kind in (layers.BlockTopKHeads, layers.NativeSparseHeads)
+    (
+        functools.partial(layers.MixedAttention, [layers.LunaHeads(HEADS)], DIM),
+        {"qk_norm": True},
+        "`qk_norm` must be False for LunaHeads",
     ),
     *(
         (several, options, f"`clusters_per_query`.*{received}")

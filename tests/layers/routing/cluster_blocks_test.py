@@ -28,49 +28,6 @@ def one_cpu(monkeypatch):
     monkeypatch.setattr(last_members, "chunk_size_for", lambda window: -(-window // 4))
 
 
-def some_clusters(num_clusters):
-    """One row has a cluster of everything, others empty ones and tokens of none."""
-    random = np.random.default_rng(num_clusters)
-    clusters = random.integers(num_clusters, size=(BATCH, HEADS, LENGTH))
-    clusters[0, 1] = num_clusters - 1
-    clusters[1, 0] = 0
-    clusters[1, 1, 5:20] = num_clusters
-    clusters[1, 2] = np.minimum(clusters[1, 2], 1)
-    return clusters.astype("int32")
-
-
-@pytest.mark.parametrize("window", [5, 8])
-def test_chunks_read_the_last_members_before_each_token(window):
-    clusters = some_clusters(4)
-    size = 2
-    blocks = ClusterBlocks(clusters, 4, window, block_size=4, chunk_size=size)
-    # Numbers of tokens, over all heads and sequences.
-    token = np.arange(clusters.size, dtype="float32").reshape(*clusters.shape, 1)
-    first, later, windows = blocks.arrange_and_read(token)
-    windows = ops.convert_to_numpy(windows)[..., 0]
-    mask = ops.convert_to_numpy(blocks.window_mask())
-    mask = np.broadcast_to(mask, (len(windows), size, windows.shape[1]))
-    slots = np.arange(len(windows) * size, dtype="float32").reshape(-1, size, 1)
-    slots = blocks.restore(ops.zeros_like(first), slots)
-    slots = ops.convert_to_numpy(slots).ravel().astype("int32")
-    num_later = 0
-    for b, h, k in np.ndindex(BATCH, HEADS, 4):
-        members = token[b, h, clusters[b, h] == k, 0]
-        block = ops.convert_to_numpy(first)[b, h, k, : len(members), 0]
-        assert block.tolist() == members[:4].tolist()
-        for rank, own in enumerate(members[4:].astype("int32"), start=4):
-            place = divmod(slots[own], size)
-            seen = windows[place[0]][mask[place]]
-            last = members[max(rank - window + 1, 0) : rank + 1]
-            assert seen.tolist() == last.tolist()
-            num_later += 1
-    assert num_later > 100
-    restored = ops.convert_to_numpy(blocks.restore(first + 1, later + 1))
-    has_place = clusters < 4
-    assert np.all(restored[~has_place] == 0.0) and not has_place.all()
-    assert np.array_equal(restored[has_place], token[has_place] + 1)
-
-
 def test_no_sequences_need_no_blocks():
     group = heads()
     nothing = np.zeros((0, HEADS, LENGTH, DIM), "float32")

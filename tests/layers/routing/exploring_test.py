@@ -39,6 +39,9 @@ KINDS = {
     "cluster-strided": functools.partial(heads, layers.ClusterStridedHeads),
     "random": functools.partial(heads, layers.RandomHeads),
     "positions of rank": functools.partial(heads, max_relative_position=3),
+    "capped": functools.partial(heads, share_query_key=False, logit_soft_cap=1.5),
+    "capped rounds": functools.partial(hashed, num_rounds=2, logit_soft_cap=1.5),
+    "normalised": functools.partial(heads, qk_norm=True),
 }
 SHIFTED = ("token choice", "expert threshold", "apart", "hashed, apart", "random")
 WAYS = [(kind, True, int(kind in SHIFTED)) for kind in KINDS]
@@ -76,8 +79,7 @@ def test_all_queries_that_explore_are_full_attention(kind, causal, key_shift):
     arrays = query, keys_of(group, key), value
     actual = run(built(group), *arrays, **options, use_causal_mask=causal)
 
-    query = helpers.normalize(query)
-    key = helpers.normalize(key) if group.needs_keys else query
+    query, key = helpers.compared(group, query, key if group.needs_keys else query)
     sees = np.tri(LENGTH, dtype="bool") | (not causal)
     if kind == "not itself":
         sees = sees & ~np.eye(LENGTH, dtype="bool")
@@ -87,7 +89,9 @@ def test_all_queries_that_explore_are_full_attention(kind, causal, key_shift):
         key = helpers.one_later(key, 2)
         readable = REAL & helpers.one_later(REAL, 1)
     sees = sees & readable[:, None, None]
-    expected, _ = helpers.dense_attention(query, key, value, sees, BIAS[:, None, None])
+    expected, _ = helpers.dense_attention(
+        query, key, value, sees, BIAS[:, None, None], cap=group.logit_soft_cap
+    )
     shown = np.broadcast_to(REAL[:, None, :, None], expected.shape)
     golden_cases.assert_close(actual[shown], expected[shown], 1e-5)
     if kind == "hashed" and causal:
@@ -180,35 +184,6 @@ def test_gradients_reach_matches_in_other_clusters(number):
     assert reached > 0 if number else reached == 0
 
 
-def attention(remat, number=6):
-    keras.utils.set_random_seed(0)
-    layer = layers.RoutingAttention(
-        2, 6, 3, 4, exploring_queries=number, dropout=0.3, remat=remat
-    )
-    layer.build((BATCH, LENGTH, DIM))
-    helpers.randomize(layer)
-    return layer
-
-
-def test_activations_that_are_computed_again():
-    results = []
-    for each in (False, True):
-        layer = attention(each)
-        x = helpers.normal(BATCH, LENGTH, DIM)
-        arguments = {"query": x, "use_causal_mask": True, "training": True}
-        for _ in range(2):
-            found = golden_cases.gradients(
-                layer,
-                lambda outputs, losses: ops.sum(outputs**2) + sum(losses),
-                arguments,
-                wrt=("query",),
-            )
-        state = [golden_cases.to_numpy(v) for v in layer.non_trainable_variables]
-        results.append((found.outputs, found.inputs["query"], *state))
-    for expected, actual in zip(*results, strict=True):
-        golden_cases.assert_close(actual, expected, 1e-5)
-
-
 @pytest.mark.parametrize("routing", [None, "reformer"])
 def test_models_hand_their_number_on(routing):
     h = models.Hyperparameters(
@@ -226,7 +201,7 @@ def test_models_hand_their_number_on(routing):
 
 def test_parts_and_replicas_of_a_step_explore_alike():
     """Dropout draws apart in each of them, see `TestObjective`."""
-    layer = attention(False)
+    layer = layers.RoutingAttention(2, 6, 3, 4, exploring_queries=6, dropout=0.3)
     x = keras.Input((LENGTH, DIM))
     model = keras.Model(x, layer(x, use_causal_mask=True))
     model.compile("sgd")

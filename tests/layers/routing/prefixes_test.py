@@ -41,18 +41,6 @@ def tokens(seed=0):
     return helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed)
 
 
-def test_the_first_of_tokens_with_equal_scores_are_members():
-    group = built_group("routed", num_clusters=1, prefix_block_size=5)
-    group.kmeans.centroids.assign(np.zeros((HEADS, 1, DIM)))
-    real = helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 4)
-    output, _ = golden_cases.run(
-        group, tokens(), None, tokens(1), value_mask=real, use_causal_mask=True
-    )
-    first = real & (real.cumsum(axis=-1) <= 5)
-    member = np.any(output != 0.0, axis=-1)
-    np.testing.assert_array_equal(member, np.broadcast_to(first[:, None], member.shape))
-
-
 def compiled(group, jit_compile):
     """Returns a function that trains the group on queries and values."""
     options = {"use_causal_mask": True, "training": True}

@@ -69,18 +69,3 @@ def test_refused(kind):
     attention.build(x.shape)
     with pytest.raises(ValueError, match="(?s)needs self-attention.*two sequences"):
         attention.make_cache(BATCH, 5, value=x)
-
-
-def test_refused_where_keys_have_no_position():
-    for make in (
-        layers.ClusteredQueryHeads,
-        layers.CompressedHeads,
-        layers.InducedHeads,
-        layers.LongShortHeads,
-        layers.LunaHeads,
-        layers.NativeSparseHeads,
-        layers.SinkhornHeads,
-        layers.SynthesizerHeads,
-    ):
-        with pytest.raises(ValueError, match="`rotary_positions` must be False"):
-            make(HEADS, rotary_positions=True)

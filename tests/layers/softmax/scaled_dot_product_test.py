@@ -47,13 +47,8 @@ def test_equals_dense_attention(dtype, tolerance, limit):
     )
 
     i, j = np.ogrid[:QUERIES, :KEYS]
-    tables = None
-    if limit:
-        relative = layer.relative_position
-        tables = [relative.key_embeddings, relative.value_embeddings]
-        tables = golden_cases.to_numpy(tables)
     expected, _ = helpers.dense_attention(
-        *inputs(), some_mask(), bias, tables, j - 4 - i
+        *inputs(), some_mask(), bias, helpers.relative_tables(layer), j - 4 - i
     )
     assert str(output.dtype) == dtype
     golden_cases.assert_close(output, expected, tolerance)
@@ -74,13 +69,11 @@ def test_distances_may_follow_no_order(limit, shape):
             layer, *arrays, attention_mask=some_mask(), bias=bias, distances=distances
         )[0]
 
-    relative = layer.relative_position
-    tables = [relative.key_embeddings, relative.value_embeddings]
     expected, _ = helpers.dense_attention(
         *inputs(),
         some_mask(),
         bias,
-        golden_cases.to_numpy(tables),
+        helpers.relative_tables(layer),
         np.broadcast_to(distances, bias.shape),
     )
     golden_cases.assert_close(call(layer, *inputs()), expected, 1e-5)
@@ -134,11 +127,7 @@ def test_many_keys_at_the_same_distance_add_up():
     )
 
     # Half of the weight on the first rows of the tables, half on the last.
-    relative = layer.relative_position
-    key_rows, value_rows = (
-        golden_cases.to_numpy(table)[[0, -1]]
-        for table in (relative.key_embeddings, relative.value_embeddings)
-    )
+    key_rows, value_rows = (x[[0, -1]] for x in helpers.relative_tables(layer))
     golden_cases.assert_close(result.outputs[0, 0, 0], value_rows.mean(0), 0.02)
     to_logits = value_rows.sum(axis=1) - value_rows.sum(axis=1).mean()
     expected = 0.5 * to_logits @ key_rows
@@ -160,16 +149,12 @@ def test_may_attend_to_all_slots_when_it_sees_none():
 
 
 def test_further_columns_are_averaged_without_relative_positions():
-    layer = built_layer(max_relative_position=3)
-    helpers.randomize(layer)
-    query, key, value = inputs(VALUE_DIM + 2)
+    layer, (query, key, value) = relative_layer(), inputs(VALUE_DIM + 2)
     wide, _ = golden_cases.run(layer, query, key, value)
     narrow, _ = golden_cases.run(layer, query, key, value[..., :VALUE_DIM])
     golden_cases.assert_close(wide[..., :VALUE_DIM], narrow, 1e-6)
     i, j = np.ogrid[:QUERIES, :KEYS]
-    relative = layer.relative_position
-    tables = [relative.key_embeddings, relative.value_embeddings]
-    tables = golden_cases.to_numpy(tables)
+    tables = helpers.relative_tables(layer)
     _, weights = helpers.dense_attention(
         query, key, value[..., :VALUE_DIM], True, tables=tables, distances=j - i
     )

@@ -148,8 +148,7 @@ def test_types_may_differ():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")
-@pytest.mark.parametrize("keeps_weights", [True, False], ids=["kept", "not kept"])
-@pytest.mark.parametrize("xla", [False, True], ids=["", "XLA"])
+@pytest.mark.parametrize("xla, keeps_weights", [(False, True), (True, False)])
 def test_gradients_have_gradients(xla, keeps_weights):
     """As those of a penalty need."""
     import tensorflow as tf

@@ -40,9 +40,5 @@ def test_private_names_of_keras_are_in_one_module():
             elif isinstance(node, ast.ImportFrom) and ".src" in (node.module or ""):
                 imports.add(path)
     assert imports == {OWNER}
-    found = {
-        name: paths - {OWNER}
-        for name, paths in used.items()
-        if name in private_names_of_keras() - own and paths != {OWNER}
-    }
-    assert not found
+    private = private_names_of_keras() - own
+    assert not {x: used[x] for x in private & used.keys() if used[x] != {OWNER}}

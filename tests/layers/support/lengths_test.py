@@ -32,13 +32,6 @@ def sequence(length, seed=0):
     return helpers.normal(BATCH, length, DIM, seed=seed)
 
 
-def built_attention(make, *value_shape):
-    attention = layers.MixedAttention([make()], key_dim=4, kernel_initializer="zeros")
-    attention.build((None, None, DIM), *value_shape)
-    helpers.randomize(attention)
-    return attention
-
-
 def assert_one_graph_serves(function, *batches):
     """Fails unless a function traced once for all lengths returns what it should."""
     import tensorflow as tf
@@ -56,7 +49,7 @@ def assert_one_graph_serves(function, *batches):
     kinds.some(CAUSAL, ("local", "fixed", "token_choice_apart_shifted", "performer")),
 )
 def test_causal_self_attention(kind):
-    attention = built_attention(kinds.CAUSAL[kind])
+    attention = helpers.attention(kinds.CAUSAL[kind]())
     assert_one_graph_serves(
         lambda x, real: attention(x, query_mask=real, use_causal_mask=True),
         *([sequence(n), helpers.tail_mask(n, n, n - 2)] for n in (10, 7)),
@@ -65,7 +58,7 @@ def test_causal_self_attention(kind):
 
 @pytest.mark.parametrize("kind", kinds.some(WHOLE, ("experts_apart",)))
 def test_attention_without_a_causal_mask(kind):
-    attention = built_attention(kinds.WHOLE[kind])
+    attention = helpers.attention(kinds.WHOLE[kind]())
     batches = [[sequence(n), helpers.tail_mask(n, n, n - 2)] for n in (10, 7, 3)]
     assert_one_graph_serves(
         lambda x, real: attention(x, query_mask=real),
@@ -75,7 +68,7 @@ def test_attention_without_a_causal_mask(kind):
 
 @pytest.mark.parametrize("kind", kinds.some(MEMORIES, ("local", "experts_apart")))
 def test_attention_to_a_memory(kind):
-    attention = built_attention(kinds.MEMORIES[kind], (None, None, DIM))
+    attention = helpers.attention(kinds.MEMORIES[kind](), memory_dim=DIM)
     assert_one_graph_serves(
         lambda x, memory, real: attention(
             x, memory, value_mask=real, self_attention=False

@@ -9,9 +9,6 @@ import keras
 import numpy as np
 import pytest
 
-from routing_tf.layers.support.replicas import num_replicas
-from routing_tf.layers.support.replicas import sum_of_earlier_replicas
-from routing_tf.layers.support.replicas import sum_over_replicas
 from tests import golden_cases
 
 # Trains on one device and then on two, on batches of four, and prints the losses and
@@ -144,19 +141,6 @@ def assert_same(options, alone, shared):
         assert replica.keys() == one.keys()
         for name, expected in one.items():
             golden_cases.assert_close(replica[name], np.array(expected), 2e-5, 0, name)
-
-
-def test_without_a_strategy_nothing_is_added():
-    tensors = [keras.ops.ones((2, 3)), keras.ops.zeros((1,))]
-    assert all(a is b for a, b in zip(tensors, sum_over_replicas(tensors)))
-
-
-def test_without_a_strategy_there_is_one_replica():
-    assert num_replicas() == 1
-    tensor = keras.ops.arange(3)
-    earlier, total = sum_of_earlier_replicas(tensor)
-    assert total is tensor
-    np.testing.assert_array_equal(golden_cases.to_numpy(earlier), 0)
 
 
 @pytest.mark.slow

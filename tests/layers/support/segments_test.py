@@ -15,6 +15,7 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
 from tests.layers.helpers import normal
+from tests.layers.support import lengths_test
 
 HEADS, DIM, KEY_DIM, BATCH = kinds.HEADS, 8, 6, 2
 # Three documents, the last of which has the id of the first, and padding.
@@ -46,13 +47,8 @@ def maker(kind, causal=True, **options):
     return functools.partial(make, **options)
 
 
-def built(make_group, memory=False):
-    attention = layers.MixedAttention(
-        [make_group()], KEY_DIM, kernel_initializer="zeros"
-    )
-    attention.build(*[(None, None, DIM)] * (1 + memory))
-    helpers.randomize(attention)
-    return attention
+def built(make_group, **options):
+    return helpers.attention(make_group(), key_dim=KEY_DIM, **options)
 
 
 def called(attention, *inputs, **options):
@@ -74,15 +70,7 @@ FEW += [("hashed_apart", True), ("full", False), ("experts", False)]
 FEW += [("indexed_copies_shifted", True)]
 
 
-def ways(every, few):
-    assert set(few) <= set(every)
-    return [
-        pytest.param(*way, marks=() if way in few else pytest.mark.thorough)
-        for way in every
-    ]
-
-
-@pytest.mark.parametrize("kind, causal", ways(WAYS, FEW))
+@pytest.mark.parametrize("kind, causal", kinds.some(WAYS, FEW))
 def test_a_document_is_as_it_is_alone(kind, causal):
     attention, x = built(maker(kind, causal)), normal(BATCH, LENGTH, DIM)
     packed = called(attention, x, segment_ids=SEGMENT_IDS, use_causal_mask=causal)
@@ -191,7 +179,7 @@ PAIRS = ("full", "experts_apart", "experts", "cluster_strided", "hashed", "rando
 @pytest.mark.parametrize("kind", kinds.some(PAIRS, ("full", "experts_apart", "hashed")))
 def test_documents_are_paired_by_their_ids(kind):
     make = functools.partial(kinds.MEMORIES[kind], max_relative_position=None)
-    attention = built(make, memory=True)
+    attention = built(make, memory_dim=DIM)
     x, memory = normal(BATCH, LENGTH, DIM), normal(BATCH, 18, DIM, seed=1)
     packed = called(attention, x, memory, segment_ids=(SEGMENT_IDS, MEMORY_IDS))
     for own, other in ((slice(0, SIZE), slice(10, 16)), (MIDDLE, slice(0, 6))):
@@ -235,7 +223,7 @@ def test_what_is_compiled_by_xla_computes_the_same():
 @pytest.mark.parametrize("kind", ["local", "strided"])
 def test_no_memory_moves_another_document(kind):
     make = functools.partial(kinds.MEMORIES[kind], max_relative_position=None)
-    attention = built(make, memory=True)
+    attention = built(make, memory_dim=DIM)
     x, memory = normal(BATCH, LENGTH, DIM), normal(BATCH, 21, DIM, seed=1)
     ids = SEGMENT_IDS[:, :21]
     changed = np.where((ids == 2)[..., None], memory, -memory)
@@ -295,17 +283,13 @@ def test_a_segment_may_start_in_one_row_alone():
     attention, x = built(kinds.routed), normal(BATCH, 9, DIM)
     ids = np.array([[1] * 9, [1] * 6 + [2] * 3], "int32")
     whole = called(attention, x, segment_ids=ids, use_causal_mask=True)
-    step = helpers.compiled(
-        lambda x, ids, cache, t: attention(
-            x, segment_ids=ids, cache=cache, cache_index=t
-        ),
-        jit_compile=None,
-    )
+
+    def step(x, ids, cache, start):
+        return attention(x, segment_ids=ids, cache=cache, cache_index=start)
+
     cache = attention.make_cache(BATCH, 9)
-    for t in range(9):
-        now = slice(t, t + 1)
-        output, cache = step(x[:, now], ids[:, now], cache, np.int32(t))
-        np.testing.assert_allclose(output, whole[:, now], rtol=1e-4, atol=2e-5)
+    steps, _ = helpers.in_pieces(step, [1] * 9, (x, ids), cache)
+    np.testing.assert_allclose(steps, whole, rtol=1e-4, atol=2e-5)
 
 
 @pytest.mark.parametrize("kind, start", [("local", 0), ("token_choice_shifted", 3)])
@@ -340,20 +324,12 @@ def test_padding_with_the_id_of_a_document_does_not_end_it(kind, start):
     real = np.arange(9) * np.ones((BATCH, 1)) % 4 != (0 if start else 3)
     whole = called(attention, x, segment_ids=ids, query_mask=real, use_causal_mask=True)
 
-    def steps(x, ids, real):
-        cache, outputs = attention.make_cache(BATCH, 9), []
-        for now in [slice(start)] * bool(start) + [slice(start, 9)]:
-            output, cache = attention(
-                x[:, now],
-                segment_ids=ids[:, now],
-                query_mask=real[:, now],
-                cache=cache,
-                cache_index=np.int32(now.start or 0),
-            )
-            outputs.append(output)
-        return ops.concatenate(outputs, axis=1)
+    def step(x, ids, real, cache, start):
+        about = {"segment_ids": ids, "query_mask": real}
+        return attention(x, cache=cache, cache_index=start, **about)
 
-    found = helpers.compiled(steps, jit_compile=None)(x, ids, real)
+    sizes, cache = [start, 9 - start] if start else [9], attention.make_cache(BATCH, 9)
+    found, _ = helpers.in_pieces(step, sizes, (x, ids, real), cache)
     np.testing.assert_allclose(found[real], whole[real], rtol=1e-4, atol=5e-5)
 
 
@@ -420,7 +396,7 @@ def test_ids_are_inputs_of_models(tmp_path):
 )
 @pytest.mark.parametrize(
     "kind, causal",
-    ways(
+    kinds.some(
         [
             *((kind, True) for kind in ("full", "local", "prefix", "threshold")),
             *(("rounds", True), ("token_choice", True), ("experts", False)),
@@ -429,28 +405,11 @@ def test_ids_are_inputs_of_models(tmp_path):
     ),
 )
 def test_lengths_may_be_unknown(kind, causal):
-    import tensorflow as tf
-
-    attention = built(maker(kind, causal))
-
-    @tf.function(
-        input_signature=[
-            tf.TensorSpec((None, None, DIM)),
-            tf.TensorSpec((None, None), tf.int32),
-        ],
-        autograph=False,
+    attention, x = built(maker(kind, causal)), normal(BATCH, LENGTH, DIM)
+    lengths_test.assert_one_graph_serves(
+        lambda x, ids: attention(x, segment_ids=ids, use_causal_mask=causal),
+        *([x[:, :length], SEGMENT_IDS[:, :length]] for length in (LENGTH, 17)),
     )
-    def call(x, ids):
-        return attention(x, segment_ids=ids, use_causal_mask=causal)
-
-    x = normal(BATCH, LENGTH, DIM)
-    for length in (LENGTH, 17):
-        inputs = x[:, :length], SEGMENT_IDS[:, :length]
-        found = golden_cases.to_numpy(call(*inputs))
-        expected = called(
-            attention, inputs[0], segment_ids=inputs[1], use_causal_mask=causal
-        )
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=5e-5)
 
 
 def test_ids_of_64_bits_may_differ_in_the_upper_ones():

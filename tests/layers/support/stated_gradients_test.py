@@ -23,7 +23,7 @@ def built_block(kind):
     return block
 
 
-@pytest.mark.parametrize("kind", kinds.some(KINDS, ("full", "token_choice")))
+@pytest.mark.parametrize("kind", kinds.some(KINDS, ("local", "token_choice")))
 def test_stated_gradients_are_those_that_the_backend_finds(kind):
     block, x = built_block(kind), helpers.normal(2, LENGTH, DIM)
 

@@ -7,9 +7,7 @@ Functions that run later import the modules that need them.
 import contextlib
 import functools
 import gc
-import json
 import os
-import pathlib
 import re
 import sys
 import tempfile
@@ -33,8 +31,6 @@ NOTE = re.compile(
     rb"[IW]\d{4} |WARNING: All log messages before absl::|E\d{4} .*call to cuInit: "
 )
 BACKENDS = ("tensorflow", "jax")
-# What TensorFlow and Keras import for parts of their own that no command uses.
-UNUSED = ("jax", "matplotlib", "pandas", "scipy", "sklearn")
 DEFAULT_PROBLEM = "python_source"
 
 
@@ -156,10 +152,7 @@ def use_backend(name):
     if name is not None and "keras" not in sys.modules:
         os.environ["KERAS_BACKEND"] = name
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(without_notes_of_tensorflow())
-            stack.enter_context(_without_unused_libraries())
-            stack.enter_context(_never_collected())
+        with without_notes_of_tensorflow(), _never_collected():
             import keras
             import tensorflow as tf
 
@@ -186,23 +179,6 @@ def use_backend(name):
 
 
 @contextlib.contextmanager
-def _without_unused_libraries():
-    """Lets Keras and TensorFlow not find libraries that no command needs of them.
-
-    They would import all that are installed, which takes seconds. Later imports find
-    them.
-    """
-    names = UNUSED if _backend_to_be() == "tensorflow" else ()
-    hidden = [name for name in names if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))
-    try:
-        yield
-    finally:
-        for name in hidden:
-            del sys.modules[name]
-
-
-@contextlib.contextmanager
 def _never_collected():
     """Keeps the garbage collector from what is imported here, now and later."""
     if "keras" in sys.modules:
@@ -214,16 +190,6 @@ def _never_collected():
     finally:
         gc.freeze()
         gc.enable()
-
-
-def _backend_to_be():
-    """The backend that Keras chooses when it is imported."""
-    folder = pathlib.Path(os.environ.get("KERAS_HOME", "~/.keras")).expanduser()
-    try:
-        chosen = json.loads((folder / "keras.json").read_text()).get("backend")
-    except (OSError, ValueError):
-        chosen = None
-    return os.environ.get("KERAS_BACKEND") or chosen or "tensorflow"
 
 
 @contextlib.contextmanager

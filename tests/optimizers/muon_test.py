@@ -73,27 +73,6 @@ def test_decay_leaves_biases_alone():
     golden_cases.assert_close(bias, same, 1e-4)
 
 
-def test_weights_updated_together_equal_those_updated_singly():
-    rng = np.random.default_rng(0)
-    shapes = (SHAPE, SHAPE[::-1], SHAPE, (3,))
-    gradients = [keras.ops.cast(rng.normal(size=s), "float32") for s in shapes]
-    moved = []
-    for together in (True, False):
-        weights = [keras.Variable(np.ones(s, "float32"), name="kernel") for s in shapes]
-        optimizer = optimizers.Muon(LEARNING_RATE)
-        optimizer.build(weights)
-        for _ in range(2):
-            if together:
-                optimizer.update_steps(gradients, weights, LEARNING_RATE)
-                optimizer.iterations.assign_add(1)
-            else:
-                optimizer.apply(gradients, weights)
-        moved.append([golden_cases.to_numpy(weight) for weight in weights])
-    for weight, other in zip(*moved):
-        golden_cases.assert_close(weight, other, 1e-6)
-        assert np.abs(weight - 1).min() > 1e-4
-
-
 def test_two_rates_of_decay_are_refused():
     with pytest.raises(
         ValueError, match="`adam_weight_decay` must be .*Received: .*=0"

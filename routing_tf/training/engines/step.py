@@ -9,7 +9,6 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
-from routing_tf import optimizers
 from routing_tf.layers.routing.exploring import is_exploring_seed
 from routing_tf.layers.support.keras_internals import decays
 from routing_tf.layers.support.keras_internals import layers_inside
@@ -238,17 +237,12 @@ class TrainingStep:
         """
         learning_rate = self.optimizer.learning_rate
         decay = self.optimizer.weight_decay
-        if decay:
-            rate = learning_rate * decay
-            for variable in self._trainable:
-                if decays(self.optimizer, variable):
-                    lost = ops.convert_to_tensor(variable) * rate
-                    self.optimizer.assign_sub(variable, lost)
-        if isinstance(self.optimizer, optimizers.Muon):
-            self.optimizer.update_steps(gradients, self._trainable, learning_rate)
-        else:
-            for gradient, variable in zip(gradients, self._trainable, strict=True):
-                self.optimizer.update_step(gradient, variable, learning_rate)
+        rate = learning_rate * decay if decay else None
+        for gradient, variable in zip(gradients, self._trainable, strict=True):
+            if decay and decays(self.optimizer, variable):
+                lost = ops.convert_to_tensor(variable) * rate
+                self.optimizer.assign_sub(variable, lost)
+            self.optimizer.update_step(gradient, variable, learning_rate)
         for layer, values in zip(self._kmeans, statistics, strict=True):
             layer.move(values)
 

@@ -18,7 +18,6 @@ from routing_tf.layers.support.backends import take
 from routing_tf.layers.support.gathering import entries_at
 from routing_tf.layers.support.lengths import library
 from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import shape_of
 from routing_tf.layers.support.stated_gradients import stated_gradient
 
 # The number of chunks is rounded up to a multiple of this, because libraries prepare
@@ -67,7 +66,7 @@ class ClusterBlocks:
         chunk_size,
         all_have_one=False,
     ):
-        batch, heads, length = shape_of(clusters)
+        batch, heads, length = ops.shape(clusters)
         self.attention_window = attention_window
         self.block_size, self.chunk_size = block_size, chunk_size
         self.offset = -(-(attention_window - 1) // chunk_size) * chunk_size
@@ -77,7 +76,7 @@ class ClusterBlocks:
         first, sizes = found.starts[..., :-1], found.counts[..., :-1]
         rank = inverse(found.tokens, found.ranks())
         # Tokens and clusters of all heads and sequences, one after the other.
-        rows = _rows_of_tokens(batch, heads)
+        rows = ops.reshape(ops.arange(batch * heads, dtype="int32"), (batch, heads, 1))
         token_at = found.tokens + rows * length
         slots = np.arange(block_size, dtype="int32")
         place = ops.minimum(first[..., None] + slots, length - 1)
@@ -199,7 +198,7 @@ class ClusterBlocks:
         """
         if x is None:
             return None, None
-        everywhere = ops.broadcast_to(x, shape_of(self._slots))
+        everywhere = ops.broadcast_to(x, ops.shape(self._slots))
         first, _, windows = self.arrange_and_read(everywhere[..., None])
         return tuple(ops.swapaxes(each, -1, -2) for each in (first, windows))
 

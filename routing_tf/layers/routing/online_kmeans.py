@@ -4,7 +4,6 @@ import functools
 import random
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers.routing.clustering import Clustering
@@ -12,8 +11,6 @@ from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import extremes
 from routing_tf.layers.support.keras_internals import OwnLosses
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import shape_of
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.replicas import num_replicas
 from routing_tf.layers.support.replicas import sum_of_earlier_replicas
@@ -53,11 +50,9 @@ def normalize(tokens):
 
 def _num_tokens(tokens, mask):
     """Returns the number of real tokens in all heads."""
-    shape = shape_of(tokens)[:-1]
+    shape = ops.shape(tokens)[:-1]
     if mask is not None:
         return ops.sum(ops.broadcast_to(mask, shape))
-    if is_known(*shape):
-        return ops.convert_to_tensor(np.prod(shape, dtype="float32"))
     total = ops.ones((), "float32")
     for size in shape:
         total = total * ops.cast(size, "float32")

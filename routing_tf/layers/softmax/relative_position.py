@@ -13,7 +13,6 @@ from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
 from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import shape_of
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_positive_integer
 
@@ -136,7 +135,7 @@ class RelativePosition(ConfiguredLayer):
         Returns:
             `<float>[..., queries, keys]`.
         """
-        *shape, dim = shape_of(query)
+        *shape, dim = ops.shape(query)
         # In two dimensions, because XLA takes no other product in a loop on TensorFlow.
         rows = ops.reshape(query, (-1, dim))
         table = ops.cast(self.key_embeddings, query.dtype)
@@ -144,7 +143,7 @@ class RelativePosition(ConfiguredLayer):
         products = ops.cast(ops.matmul(rows, ops.transpose(table)), "float32")
         index = self._entries(shape, distances, self.max_relative_position)
         flat = ops.take(ops.reshape(products, (-1,)), ops.reshape(index, (-1,)), axis=0)
-        return ops.cast(ops.reshape(flat, shape_of(index)), query.dtype)
+        return ops.cast(ops.reshape(flat, ops.shape(index)), query.dtype)
 
     def value_sums_at(self, weights, distances):
         """Returns the sum over keys of `weights · value_embeddings[distance]`.
@@ -158,12 +157,12 @@ class RelativePosition(ConfiguredLayer):
         """
         limit, dtype = self.max_relative_position, weights.dtype
         weights = ops.cast(weights, "float32")
-        shape = shape_of(weights)[:-1]
+        shape = ops.shape(weights)[:-1]
         inner = ops.where(ops.abs(distances) < limit, weights, 0)
         index = self._entries(shape, distances, limit - 1)
         sums = backends.segment_sum(
             ops.reshape(inner, (-1,)),
-            ops.reshape(ops.broadcast_to(index, shape_of(weights)), (-1,)),
+            ops.reshape(ops.broadcast_to(index, ops.shape(weights)), (-1,)),
             num_segments=math.prod(shape) * (2 * limit - 1),
         )
         # Clipped distances occur more than once, so they are added up in a fixed order;
@@ -201,7 +200,7 @@ def distances_to_keys(products, num_keys):
     From `<float>[..., queries, columns]`, a column for each distance and more than
     `num_keys`, to `[..., queries, num_keys]`; any entry if there is no such column.
     """
-    *leading, rows, columns = shape_of(products)
+    *leading, rows, columns = ops.shape(products)
     # Read with rows one element shorter, each row starts one column earlier.
     flat = ops.reshape(products, (*leading, rows * columns))
     flat = cut_axis(flat, rows, rows * columns, axis=-1)
@@ -215,7 +214,7 @@ def keys_to_distances(weights, columns):
     From `<float>[..., queries, keys]`, zero if there is no such column, to
     `[..., queries, columns]`, with more columns than keys, zero where there is no key.
     """
-    *leading, rows, num_keys = shape_of(weights)
+    *leading, rows, num_keys = ops.shape(weights)
     weights = _pad_last(weights, 0, columns - 1 - num_keys)
     flat = ops.reshape(weights, (*leading, rows * (columns - 1)))
     return ops.reshape(_pad_last(flat, rows, 0), (*leading, rows, columns))

@@ -11,7 +11,6 @@ from keras import ops
 
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import shape_of
 
 
 def split_axis(x, sizes, axis):
@@ -22,12 +21,10 @@ def split_axis(x, sizes, axis):
         # They have no gradient, and LiteRT does not split them.
         ends = list(itertools.accumulate(sizes))
         return [cut_axis(x, end - n, end, axis) for n, end in zip(sizes, ends)]
-    if keras.backend.backend() == "tensorflow":
-        # With borders Keras adds operations to the graph.
-        import tensorflow as tf
-
-        return tf.split(x, len(sizes) if len(set(sizes)) == 1 else sizes, axis=axis)
-    return list(ops.split(x, list(itertools.accumulate(sizes))[:-1], axis=axis))
+    # With borders Keras adds operations to the graph of TensorFlow.
+    are_equal = len(set(sizes)) == 1
+    borders = len(sizes) if are_equal else list(itertools.accumulate(sizes))[:-1]
+    return list(ops.split(x, borders, axis=axis))
 
 
 def is_broadcastable(own, shape):
@@ -50,6 +47,6 @@ def cut_axis(x, start, stop, axis):
         return x[tuple(places)]
     if (start, stop) == (0, size):
         return x
-    starts, sizes = [0] * len(x.shape), list(shape_of(x))
+    starts, sizes = [0] * len(x.shape), list(ops.shape(x))
     starts[axis], sizes[axis] = start, stop - start
     return ops.slice(x, starts, sizes)

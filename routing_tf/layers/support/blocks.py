@@ -10,7 +10,6 @@ from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import shape_of
 
 RUNNING_SUM_BLOCK = 16
 
@@ -28,7 +27,7 @@ def pad_to_multiple(x, multiple, axis):
 def break_into_blocks(x, block_length, axis):
     """Splits `axis`, counted from the front, into padded `(blocks, block_length)`."""
     x = pad_to_multiple(x, block_length, axis)
-    shape = shape_of(x)
+    shape = ops.shape(x)
     blocks = shape[axis] // block_length
     return ops.reshape(x, (*shape[:axis], blocks, block_length, *shape[axis + 1 :]))
 
@@ -58,7 +57,7 @@ def memory_windows(blocks, before, after, axis):
 
 def put_back_blocks(blocks, length, axis):
     """Undoes `break_into_blocks`: joins `(blocks, block_length)` and cuts to length."""
-    shape = shape_of(blocks)
+    shape = ops.shape(blocks)
     joined = shape[axis] * shape[axis + 1]
     x = ops.reshape(blocks, (*shape[:axis], joined, *shape[axis + 2 :]))
     return cut_axis(x, 0, length, axis)

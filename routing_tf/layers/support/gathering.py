@@ -6,10 +6,6 @@ Letters: B batch, H heads, L length, D dim.
 import math
 
 from keras import ops
-from keras.backend import standardize_dtype
-
-from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import shape_of
 
 
 def gather_entries(mask, members, length):
@@ -17,24 +13,24 @@ def gather_entries(mask, members, length):
 
     `members` are any positions, `<int>[B, H, ...]`; the result has their shape.
     """
-    everywhere = ops.broadcast_to(mask, (*shape_of(members)[:2], length))
+    everywhere = ops.broadcast_to(mask, (*ops.shape(members)[:2], length))
     return entries_at(everywhere, members)
 
 
 def entries_at(table, index):
     """Returns the entries of `table` `[B, H, L]` at `index` `[B, H, ...]`."""
     flat = ops.reshape(table, (-1,))
-    found = ops.take(flat, flat_positions(index, shape_of(table)[2]), axis=0)
-    return ops.reshape(found, shape_of(index))
+    found = ops.take(flat, flat_positions(index, ops.shape(table)[2]), axis=0)
+    return ops.reshape(found, ops.shape(index))
 
 
 def gather(x, members):
     """Returns rows of `[B, H, L, D]` at places `<int>[B, H, ...]`: `[B, H, ..., D]`."""
-    _, _, length, dim = shape_of(x)
+    _, _, length, dim = ops.shape(x)
     flat = ops.reshape(x, (-1, dim))
     # A flat index is many times faster on CPU than `take_along_axis`.
     rows = ops.take(flat, flat_positions(members, length), axis=0)
-    return ops.reshape(rows, (*shape_of(members), dim))
+    return ops.reshape(rows, (*ops.shape(members), dim))
 
 
 def gather_blocks(x, blocks):
@@ -42,10 +38,10 @@ def gather_blocks(x, blocks):
 
     The result has the axes of `blocks` instead of B, H and G.
     """
-    _, _, num_blocks, *rest = shape_of(x)
+    _, _, num_blocks, *rest = ops.shape(x)
     # A block is one row, so few long rows are copied.
-    rows = ops.reshape(x, (*shape_of(x)[:2], num_blocks, math.prod(rest)))
-    return ops.reshape(gather(rows, blocks), (*shape_of(blocks), *rest))
+    rows = ops.reshape(x, (*ops.shape(x)[:2], num_blocks, math.prod(rest)))
+    return ops.reshape(gather(rows, blocks), (*ops.shape(blocks), *rest))
 
 
 def replaced(x, members, rows, are_new=None):
@@ -54,23 +50,22 @@ def replaced(x, members, rows, are_new=None):
     No place may occur twice in a head. Where `are_new`, `<bool>[B, H, ...]` or None, is
     False, the old row stays.
     """
-    _, _, length, dim = shape_of(x)
+    _, _, length, dim = ops.shape(x)
     places, flat = flat_positions(members, length), ops.reshape(x, (-1, dim))
     rows = ops.reshape(rows, (-1, dim))
     if are_new is not None:
         old = ops.take(flat, places, axis=0)
         rows = ops.where(ops.reshape(are_new, (-1, 1)), rows, old)
     flat = ops.scatter_update(flat, places[:, None], rows)
-    return ops.reshape(flat, shape_of(x))
+    return ops.reshape(flat, ops.shape(x))
 
 
 def flat_positions(members, length):
     """Returns `members` as indices into the flattened `[B * H * L]` axis."""
     members = ops.convert_to_tensor(members)
-    batch, heads, *rest = shape_of(members)
-    lib, dtype = library(batch, heads, length), standardize_dtype(members.dtype)
-    starts = lib.arange(batch * heads, dtype=dtype) * length
-    starts = lib.reshape(starts, (batch, heads, *[1] * len(rest)))
+    batch, heads, *rest = ops.shape(members)
+    starts = ops.arange(batch * heads, dtype=members.dtype) * length
+    starts = ops.reshape(starts, (batch, heads, *[1] * len(rest)))
     return ops.reshape(members + starts, (-1,))
 
 

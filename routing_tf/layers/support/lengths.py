@@ -19,11 +19,6 @@ def length_of(x, axis):
     return ops.shape(x)[axis] if length is None else length
 
 
-def shape_of(x):
-    """Returns what `ops.shape` does, without an operation if all lengths are known."""
-    return tuple(ops.shape(x) if None in x.shape else x.shape)
-
-
 def is_known(*lengths):
     """Whether all lengths are integers."""
     return all(isinstance(length, (int, np.integer)) for length in lengths)

@@ -184,12 +184,14 @@ def _never_collected():
     if "keras" in sys.modules:
         yield  # nothing of weight is left to import
         return
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 @contextlib.contextmanager

@@ -143,8 +143,10 @@ class TextLanguageModel(Exportable):
         return self.generate_function
 
     def _compiled_generate_step(self):
-        if keras.backend.backend() == "tensorflow" and not self.run_eagerly:
-            # AutoGraph, which keras_hub uses, would take longer than all of the rest.
+        is_of_keras_hub = type(self.sampler).__module__.startswith("keras_hub.")
+        is_graph = keras.backend.backend() == "tensorflow" and not self.run_eagerly
+        if is_graph and is_of_keras_hub:
+            # They do without AutoGraph, which would take longer than all of the rest.
             return compiled(self, self.generate_step)
         return super().make_generate_function()
 

@@ -1,5 +1,6 @@
 """Continuing prompts with a cache gives what computing all anew at each step gives."""
 
+import keras
 import keras_hub
 import numpy as np
 import pytest
@@ -117,3 +118,25 @@ def test_compiled_once_for_prompts_of_all_lengths(compiled):
         expected = logits.argmax(axis=-1)[:, :-1]
         is_new = ~x["padding_mask"][:, 1:]
         np.testing.assert_array_equal(chosen[:, 1:][is_new], expected[is_new])
+
+
+class AskingSampler(keras_hub.samplers.Sampler):
+    """Asks for a value, which AutoGraph allows."""
+
+    def get_next_token(self, probabilities):
+        if keras.ops.max(probabilities) > 0:
+            return keras.ops.argmax(probabilities, axis=-1)
+        return keras.ops.argmin(probabilities, axis=-1)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="AutoGraph is TensorFlow's"
+)
+def test_samplers_may_ask_for_values():
+    lm, x = model("token_choice"), small_models.inputs(PROMPTS, LENGTH)
+    tokens = []
+    for sampler in (AskingSampler(), keras_hub.samplers.GreedySampler()):
+        lm.compile(sampler=sampler)
+        tokens.append(lm.generate(x, stop_token_ids=None)["token_ids"])
+    np.testing.assert_array_equal(*tokens)

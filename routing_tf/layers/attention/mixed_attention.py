@@ -393,6 +393,9 @@ class MixedAttention(Projections):
             return group(inputs=inputs, training=True)
         return train_and_forget(group, inputs)
 
+    def compute_mask(self, query, previous_mask=None):
+        return previous_mask
+
     def compute_output_shape(self, query_shape, value_shape=None):
         return (*query_shape[:-1], self.output_dim or query_shape[-1])
 

@@ -16,8 +16,6 @@ from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.routing.cluster_order import inverse
 from routing_tf.layers.support.backends import take
 from routing_tf.layers.support.gathering import entries_at
-from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.stated_gradients import stated_gradient
 
 # The number of chunks is rounded up to a multiple of this, because libraries prepare
@@ -90,7 +88,7 @@ class ClusterBlocks:
         self._is_filled = _joined(slots < sizes[..., None], in_chunks)
         cluster = rows * num_clusters + ops.minimum(clusters, num_clusters - 1)
         in_block = cluster * block_size + rank
-        in_chunk = take(starts, cluster) * chunk_size + rank - block_size
+        in_chunk = take(starts, cluster, axis=0) * chunk_size + rank - block_size
         in_chunk += self._num_block_slots
         self._slots = ops.where(rank < block_size, in_block, in_chunk)
         self._has_place = None
@@ -116,12 +114,13 @@ class ClusterBlocks:
         chunk = ops.arange(count, dtype="int32")
         cluster = ops.cast(ops.searchsorted(ends, chunk, side="right"), "int32")
         cluster = ops.minimum(cluster, num_clusters - 1)
-        number = chunk - take(starts, cluster)
+        number = chunk - take(starts, cluster, axis=0)
         rank = self.block_size + number * size
         rank = rank[:, None] + np.arange(size, dtype="int32")
-        place = take(first, cluster)[:, None] + rank
-        tokens = take(token_at, ops.minimum(place, token_at.shape[0] - 1))
-        is_filled = rank < take(sizes, cluster)[:, None]
+        place = take(first, cluster, axis=0)[:, None] + rank
+        place_or_last = ops.minimum(place, token_at.shape[0] - 1)
+        tokens = take(token_at, place_or_last, axis=0)
+        is_filled = rank < take(sizes, cluster, axis=0)[:, None]
         # The chunks of the blocks and then these, each by its number in its cluster.
         of_block = self.block_size // size
         back = np.arange(-self.offset // size, 1, dtype="int32")
@@ -255,9 +254,3 @@ def _rows(blocks_and_chunks):
 def _take_rows(x, places):
     """From `[..., D]`, whose rows are counted over all axes, to those at places."""
     return take(ops.reshape(x, (-1, x.shape[-1])), places, axis=0)
-
-
-def _rows_of_tokens(batch, heads):
-    """Returns the number of each sequence and head, `<int32>[B, H, 1]`."""
-    lib = library(batch, heads)
-    return lib.reshape(numbers(batch * heads), (batch, heads, 1))

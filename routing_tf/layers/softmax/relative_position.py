@@ -186,7 +186,8 @@ class RelativePosition(ConfiguredLayer):
         distances = numbers(columns) - num_queries - offset
         limit = self.max_relative_position
         clip = library(columns, num_queries, offset).clip
-        return backends.take(dense(table), clip(distances, -limit, limit) + limit)
+        places = clip(distances, -limit, limit) + limit
+        return backends.take(dense(table), places, axis=0)
 
 
 def _num_columns(num_queries, num_keys, is_causal):

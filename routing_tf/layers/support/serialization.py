@@ -23,6 +23,7 @@ class ConfiguredLayer(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config):
+        # `super()` looks at this `cls`, which may be another than that of the call.
         cls, config = _class_of_config(cls, config)
         return super().from_config(config)
 

@@ -144,7 +144,8 @@ class ClusterBlocks:
             def gradient(*upstream):
                 return self._of_tokens(_rows(upstream))
 
-            return self._cut(_take_rows(x, self._tokens)), gradient
+            rows = ops.reshape(x, (-1, x.shape[-1]))
+            return self._cut(take(rows, self._tokens, axis=0)), gradient
 
         return arrange(x)
 
@@ -165,7 +166,7 @@ class ClusterBlocks:
                 )
                 return self._of_tokens(ops.reshape(slots, (-1, dim)))
 
-            slots = _take_rows(x, self._tokens)
+            slots = take(ops.reshape(x, (-1, dim)), self._tokens, axis=0)
             windows = take(ops.reshape(slots, (-1, row)), self._read, axis=0)
             return (
                 *self._cut(slots),
@@ -231,7 +232,8 @@ class ClusterBlocks:
         @stated_gradient
         def restore(first, later):
             def gradient(upstream):
-                slots = _take_rows(upstream, self._tokens)
+                rows = ops.reshape(upstream, (-1, upstream.shape[-1]))
+                slots = take(rows, self._tokens, axis=0)
                 return self._cut(ops.where(self._is_filled[:, None], slots, 0))
 
             return self._of_tokens(_rows((first, later))), gradient
@@ -249,8 +251,3 @@ def _rows(blocks_and_chunks):
     """Undoes `_cut`."""
     rows = [ops.reshape(x, (-1, x.shape[-1])) for x in blocks_and_chunks]
     return ops.concatenate(rows, axis=0)
-
-
-def _take_rows(x, places):
-    """From `[..., D]`, whose rows are counted over all axes, to those at places."""
-    return take(ops.reshape(x, (-1, x.shape[-1])), places, axis=0)

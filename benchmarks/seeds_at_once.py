@@ -1,6 +1,7 @@
-"""Trains the main job from several seeds at once: all take each step together, on JAX.
+"""Trains a preset from several seeds at once: all take each step together, on JAX.
 
-    KERAS_BACKEND=jax python -m benchmarks.seeds_at_once --hparams=routing=hashed
+    export KERAS_BACKEND=jax
+    python -m benchmarks.seeds_at_once --hparams=routing=hashed
     python -m benchmarks.seeds_at_once --problem=digits --hparams_set=digits_small
     python -m benchmarks.seeds_at_once --print_only
 

@@ -162,6 +162,20 @@ def test_fills_and_keeps_the_keras_mask(norm_position, remat):
     expected, _ = golden_cases.run(block, x, padding_mask=real, training=True)
     golden_cases.assert_close(output, expected, 1e-6)
     golden_cases.assert_close(mean[1], output[1, :7].mean(axis=0), 1e-5)
+    # What is computed again for the gradients knows the mask, too.
+    by_mask, by_argument = (
+        golden_cases.gradients(
+            layer,
+            lambda outputs, losses: ops.sum(ops.square(outputs)),
+            {"inputs": x, "training": True, **options},
+            wrt=["inputs"],
+        ).inputs["inputs"][:, :7]
+        for layer, options in (
+            (keras.Model(inputs, outputs), {}),
+            (block, {"padding_mask": real}),
+        )
+    )
+    golden_cases.assert_close(by_mask, by_argument, 1e-5)
 
 
 def test_dropout_acts_in_training_only():

@@ -1,7 +1,6 @@
 """Trains a preset from several seeds at once: all take each step together, on JAX.
 
     export KERAS_BACKEND=jax
-    python -m benchmarks.seeds_at_once --hparams=routing=hashed
     python -m benchmarks.seeds_at_once --problem=digits --hparams_set=digits_small
     python -m benchmarks.seeds_at_once --print_only
 

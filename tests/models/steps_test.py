@@ -133,7 +133,7 @@ class AskingSampler(keras_hub.samplers.Sampler):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="AutoGraph is TensorFlow's"
 )
-def test_samplers_may_ask_for_values():
+def test_samplers_may_ask_for_values(compiled):
     lm, x = model("token_choice"), small_models.inputs(PROMPTS, LENGTH)
     tokens = []
     for sampler in (AskingSampler(), keras_hub.samplers.GreedySampler()):

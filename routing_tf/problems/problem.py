@@ -405,7 +405,6 @@ class Problem:
         )
         own = slice(worker * batch_size, (worker + 1) * batch_size)
 
-        @tf.autograph.experimental.do_not_convert  # which takes longer than all else
         def read(starts, lengths):
             return self.read(split, starts[own], lengths[own])
 

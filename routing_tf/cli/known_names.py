@@ -94,6 +94,7 @@ HYPERPARAMETERS = {
         "rotary_positions",
         "local_relative_positions",
         "routed_relative_positions",
+        "routed_relative_key_stddev",
         "cluster_strided_relative_positions",
         "strided_relative_positions",
         "max_relative_position",

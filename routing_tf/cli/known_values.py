@@ -117,6 +117,11 @@ RULES = (
         ),
     ),
     (
+        "a number of at least 0 or none",
+        _number(float, 0, words=("none",)),
+        ("routed_relative_key_stddev",),
+    ),
+    (
         "a positive number or none",
         _number(float, math.ulp(0.0), words=("none",)),
         ("logit_soft_cap",),

@@ -170,7 +170,8 @@ class RoutedHeadsConfig:
             `num_clusters`, `attention_window`, `share_query_key`, `query_cluster`,
             `clusters_per_query`, `prefix_block_size`, how centroids move (from `ema` to
             `commitment_weight`) and relative positions (`max_relative_position`,
-            `relative_key_stddev`) are then those of the other heads. `routing_scope`
+            `relative_key_stddev`, `routed_relative_key_stddev`) are then those of the
+            other heads. `routing_scope`
             must be that of heads with expert choice; `routed_key_shift`,
             `attention_dropout`, `rotary_positions`, `entmax_alpha`,
             `exploring_queries` and `attention_implementation` must be those of the
@@ -193,6 +194,8 @@ class RoutedHeadsConfig:
         routed_relative_positions: whether routed heads use relative positions, which
             are differences of rank inside the cluster. Patterns of other systems have
             relative positions in tokens, or none if they do not compare single keys.
+        routed_relative_key_stddev: `relative_key_stddev` of routed heads; None for that
+            of the other heads.
         cluster_strided_relative_positions: the same for cluster-strided heads.
         share_query_key: whether routed heads share queries and keys.
         query_cluster: whether a token reads the best cluster of its `"query"` or of its
@@ -227,6 +230,7 @@ class RoutedHeadsConfig:
     routing_scope: str = "full"
     prefix_block_size: int | None = None
     routed_relative_positions: bool = True
+    routed_relative_key_stddev: float | None = None
     cluster_strided_relative_positions: bool = True
     share_query_key: bool = True
     query_cluster: str = "query"

@@ -13,6 +13,7 @@ from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
 from routing_tf.layers.support.key_shift import check_key_shift
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
@@ -137,6 +138,9 @@ def _check_type(h, field):
         if value is not None:
             entmax = importlib.import_module("routing_tf.zoo.entmax")
             entmax.check_entmax_alpha(field.name, value)
+    elif field.name == "routed_relative_key_stddev":
+        if value is not None:
+            check_not_negative(field.name, value)
     elif field.type == (float | None):
         check_optional_number(field.name, value)
     elif field.type == (str | None):

@@ -228,6 +228,7 @@ def _routed_groups(
     if is_causal and h.routed_heads is not None:
         return groups_of(h.routed_heads, index)
     relative = h.routed_relative_positions
+    make = functools.partial(make, relative_key_stddev=h.routed_relative_key_stddev)
     routing = patterns.routing_of(h, is_decoder=is_causal)
     pattern = patterns.find(routing)
     if pattern is None:
@@ -375,6 +376,7 @@ def _heads(
     num_heads,
     relative=False,
     rotary_positions=False,
+    relative_key_stddev=None,
     **settings,
 ):
     """Makes heads of a class, with the flaws of the hyperparameters."""
@@ -389,7 +391,7 @@ def _heads(
         num_heads,
         dropout=h.attention_dropout,
         embeddings_initializer=embeddings_initializer(h, h.size_of_key),
-        relative_key_initializer=_relative_key_initializer(h),
+        relative_key_initializer=_relative_key_initializer(h, relative_key_stddev),
         max_relative_position=h.max_relative_position if relative else None,
         rotary_positions=rotary_positions,
         entmax_alpha=h.entmax_alpha,
@@ -399,7 +401,7 @@ def _heads(
     )
 
 
-def _relative_key_initializer(hyperparameters):
-    if not hyperparameters.relative_key_stddev:
-        return None
-    return keras.initializers.RandomNormal(stddev=hyperparameters.relative_key_stddev)
+def _relative_key_initializer(hyperparameters, stddev=None):
+    if stddev is None:
+        stddev = hyperparameters.relative_key_stddev
+    return keras.initializers.RandomNormal(stddev=stddev) if stddev else None

@@ -70,20 +70,30 @@ def test_the_gain_reaches_every_initial_weight():
             assert np.abs(small_models.array(variable)).max() < 1e-3, variable.path
 
 
-@pytest.mark.parametrize("stddev", [0.0, 2.0])
+@pytest.mark.parametrize(
+    "of_local, of_routed, stddevs",
+    [(0, None, (0, 0)), (2, None, (2, 2)), (2, 0, (2, 0)), (0, 2.0, (0, 2))],
+)
 @small_models.FURTHER
-def test_initial_relative_positions_of_keys(stddev):
-    settings = small_models.hyperparameters(num_layers=1, relative_key_stddev=stddev)
-    model = models.RoutingTransformer(settings)
-    tables = {
-        variable.name: small_models.array(variable)
-        for variable in model.trainable_variables
-        if "relative_position" in variable.path
-    }
-    assert tables.keys() == {"key_embeddings", "value_embeddings"}
-    assert tables["value_embeddings"].std() < 0.5
-    # Far from both: the draws are another lot in every run.
-    assert (tables["key_embeddings"].std() > 1.0) == (stddev == 2.0)
+def test_initial_relative_positions_of_keys(of_local, of_routed, stddevs):
+    settings = small_models.hyperparameters(
+        num_layers=1,
+        num_local_heads=1,
+        num_routed_heads=1,
+        relative_key_stddev=of_local,
+        routed_relative_key_stddev=of_routed,
+    )
+    variables = models.RoutingTransformer(settings).trainable_variables
+    for heads, stddev in zip(("local_heads", "routed_heads"), stddevs, strict=True):
+        tables = {
+            variable.name: small_models.array(variable)
+            for variable in variables
+            if f"{heads}/dot_product/relative_position" in variable.path
+        }
+        assert tables.keys() == {"key_embeddings", "value_embeddings"}
+        assert tables["value_embeddings"].std() < 0.5
+        # Far from both: the draws are another lot in every run.
+        assert (tables["key_embeddings"].std() > 1.0) == (stddev == 2)
 
 
 @small_models.FURTHER

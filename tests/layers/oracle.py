@@ -252,6 +252,10 @@ class _Call:
                 group.block_length,
                 group.random_blocks(num_blocks, self.causal),
             )
+        elif isinstance(group, layers.BlockPairHeads):
+            sees, distances = patterns.block_pairs(
+                self.length, group.permutation_of_each_head()
+            )
         elif isinstance(group, layers.AxialHeads):
             places, width = np.arange(self.length), group.width
             if len(self.order.lengths) > 1:

@@ -107,6 +107,17 @@ def random_blocks(length, block, drawn):
     return np.any(seen[:, :, None] == (j // block)[..., None], axis=-1), j - i
 
 
+def block_pairs(length, pairs):
+    """One block of as even ones as there can be: `pairs` `<int>[heads, blocks]`.
+
+    Who sees whom has an axis of heads in front. The mask of the paper: blocks are the
+    floors of place * number / length.
+    """
+    i, j = np.ogrid[:length, :length]
+    block = np.arange(length) * pairs.shape[1] // length
+    return pairs[:, block][..., None] == block, j - i
+
+
 def axial(rows, columns, axis, causal):
     """The same row (axis 1), the same column (0), or either (None).
 

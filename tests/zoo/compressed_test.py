@@ -1,6 +1,4 @@
-"""Tests of compressed attention; `compressing_test` has what such kinds share."""
-
-import functools
+"""Tests of compressed attention; `every_head_test` has what all kinds share."""
 
 import numpy as np
 import pytest
@@ -8,18 +6,8 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import HEADS
 from tests.zoo.dense_blocks import assert_follows
-
-BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
-
-
-def built_group(*args, **options):
-    return helpers.built(
-        zoo.CompressedHeads(HEADS, *args, **options), KEY_DIM, VALUE_DIM
-    )
-
-
-tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def compressed(group, name, x, real):
@@ -40,9 +28,9 @@ def compressed(group, name, x, real):
 
 def expected_output(group, query, key, value, real, causal):
     """For each query the keys that it sees, one after the other."""
-    output = np.zeros((*query.shape[:3], VALUE_DIM))
+    output = np.zeros((*query.shape[:3], value.shape[-1]))
     tables, window = helpers.relative_tables(group), group.attention_window
-    for b, _, i in np.ndindex(BATCH, 1, query.shape[2]):
+    for b, _, i in np.ndindex(len(query), 1, query.shape[2]):
         keys, values, distances = [], [], []
         if window is None:
             keys.append(golden_cases.to_numpy(group.null_key)[:, 0])
@@ -98,11 +86,8 @@ def test_equals_the_formula(compression, ratio, window, length, memory_length, c
     options = {"ratio": ratio, "attention_window": window}
     if window is not None:
         options["max_relative_position"] = 3
-    group = built_group(compression, **options)
-    real = helpers.mask_with_a_hole(memory_length, memory_length - 1, memory_length)
-    real[1, 3:9] = False  # blocks of padding alone
-    arrays = tokens(length, memory_length)
-    assert_follows(expected_output, group, arrays, real, causal=causal)
+    group = zoo.CompressedHeads(HEADS, compression, **options)
+    assert_follows(expected_output, group, length, memory_length, causal=causal)
 
 
 @pytest.mark.parametrize("name", ["full", "causal"])

@@ -3,6 +3,9 @@
 import numpy as np
 
 from tests import golden_cases
+from tests.layers import helpers
+
+BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 
 
 def values(*weights):
@@ -15,19 +18,35 @@ def weights_of(layer):
     return {weight.name: values(weight) for weight in layer.weights}
 
 
-def assert_follows(formula, group, arrays, real, tolerance=1e-5, **about):
-    """Fails unless heads return what a formula says, beside padding; returns it.
+def assert_follows(
+    formula, group, length, memory_length=None, real=None, has_bias=False, **about
+):
+    """Fails unless heads return what a formula says of random tokens; returns it.
 
-    `formula` takes the group, the arrays in float64, `real`, and what there is `about`
-    the call: a `bias`, and whether it is `causal`.
+    `formula` takes the group, queries, keys and values in float64, which keys are
+    `real`, their `bias` if there is one, and what there is `about` the call: whether it
+    is `causal`, and which queries are real, without which all of them are.
     """
+    helpers.built(group, KEY_DIM, VALUE_DIM)
+    arrays = helpers.streams(length, memory_length, KEY_DIM, VALUE_DIM)
+    memory_length = memory_length or length
+    if real is None:
+        # The first queries of the second row see nothing under a causal mask.
+        ends = max(memory_length - 2, 1), memory_length
+        real = helpers.mask_with_a_hole(memory_length, *ends)
+        real[1, : memory_length // 3] = False
+    if has_bias:
+        about["bias"] = helpers.normal(BATCH, memory_length, seed=5)
     names = {"bias": "token_bias", "causal": "use_causal_mask"}
+    names["query_real"] = "query_mask"
     options = {names[name]: value for name, value in about.items()}
-    options["is_cross_attention"] = arrays[0].shape[2] != arrays[1].shape[2]
+    options["is_cross_attention"] = length != memory_length
     output, _ = golden_cases.run(group, *arrays, value_mask=real, **options)
     arrays = [x.astype("float64") for x in arrays]
     expected = formula(group, *arrays, real=real, **about)
-    golden_cases.assert_close(output, expected, tolerance)
+    shown = np.broadcast_to(about.get("query_real", True), (BATCH, length))
+    shown = np.broadcast_to(shown[:, None], output.shape[:3])
+    golden_cases.assert_close(output[shown], expected[shown], 2e-5)
     return output
 
 

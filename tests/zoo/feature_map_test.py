@@ -11,14 +11,13 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo.dense_blocks import assert_follows
 
-BATCH, HEADS, LENGTH, DIM = 2, 2, 37, 6
+HEADS, LENGTH, DIM = 2, 37, 6
 MAPS = ("elu", "positive", "fourier")
 
 
 def built_group(feature_map, dim=DIM, value_dim=DIM, **options):
-    return helpers.built(
-        zoo.FeatureMapHeads(HEADS, feature_map, **options), dim, value_dim, False
-    )
+    group = zoo.FeatureMapHeads(HEADS, feature_map, **options)
+    return helpers.built(group, dim, value_dim, False)
 
 
 tokens = functools.partial(helpers.streams, LENGTH)
@@ -26,12 +25,12 @@ tokens = functools.partial(helpers.streams, LENGTH)
 
 def features(group, query, key):
     """The papers' features of scaled queries and of keys, in float64."""
-    query, key = query.astype("float64") * DIM**0.5, key.astype("float64")
+    query, dim = query * query.shape[-1] ** 0.5, query.shape[-1]
     if group.feature_map == "elu":
         return [np.where(x > 0, x + 1, np.exp(np.minimum(x, 0))) for x in (query, key)]
     vectors = golden_cases.to_numpy(group.random_vectors).astype("float64")
     if group.feature_map == "positive":
-        query, key = query / DIM**0.25, key / DIM**0.25
+        query, key = query / dim**0.25, key / dim**0.25
         return [
             np.exp(
                 np.einsum("bhld,hmd->bhlm", x, vectors)
@@ -69,13 +68,12 @@ def expected_output(group, query, key, value, real, bias, causal):
 )
 def test_equals_the_formula(feature_map, causal, chunk_length):
     """With 37 chunks in groups, with a chunk that is filled up, and with one."""
-    group = built_group(feature_map, num_features=40, chunk_length=chunk_length)
-    real = helpers.mask_with_a_hole(LENGTH, 29, LENGTH)
-    real[1, :3] = False
-    about = {"bias": 2 * helpers.normal(BATCH, LENGTH, seed=5), "causal": causal}
-    output = assert_follows(expected_output, group, tokens(), real, 2e-5, **about)
+    options = {"num_features": 40, "chunk_length": chunk_length}
+    group = zoo.FeatureMapHeads(HEADS, feature_map, **options)
+    about = {"has_bias": True, "causal": causal}
+    output = assert_follows(expected_output, group, LENGTH, **about)
     if causal:
-        assert np.all(output[1, :, :3] == 0.0)
+        assert np.all(output[1, :, : LENGTH // 3] == 0.0)
 
 
 @pytest.mark.parametrize("name", [f"{m}/{k}" for m in MAPS for k in ("full", "causal")])
@@ -125,7 +123,7 @@ def test_a_large_later_key_costs_earlier_queries_no_precision():
     """A maximum over all keys would leave nothing of the earlier ones in float32."""
     group = built_group("positive", num_features=64, chunk_length=8)
     query, key, value = tokens()
-    bias = np.zeros((BATCH, LENGTH), "float32")
+    bias = np.zeros((2, LENGTH), "float32")
     changed, changed_bias = key.copy(), bias.copy()
     changed[:, :, 20:] *= 40
     changed_bias[:, 20:] = 300.0
@@ -140,7 +138,7 @@ def test_a_large_later_key_costs_earlier_queries_no_precision():
 @pytest.mark.parametrize("hidden", [-1e9, -np.inf])
 def test_a_bias_hides_a_key_as_long_as_another_is_visible(hidden):
     group, arrays = built_group("elu"), helpers.streams(4)
-    bias = np.zeros((BATCH, 4), "float32")
+    bias = np.zeros((2, 4), "float32")
     bias[:, :2] = hidden
     output, _ = golden_cases.run(group, *arrays, token_bias=bias, use_causal_mask=True)
     golden_cases.assert_close(output[:, :, 0], arrays[2][:, :, 0], 1e-5)

@@ -1,6 +1,4 @@
-"""Tests of induced heads; `compressing_test` has what such kinds share."""
-
-import functools
+"""Tests of induced heads; `every_head_test` has what all kinds share."""
 
 import numpy as np
 import pytest
@@ -10,14 +8,7 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo import dense_blocks
 
-BATCH, HEADS, KEY_DIM, VALUE_DIM, POINTS = 2, 2, 5, 4, 3
-
-
-def built_group(**options):
-    return helpers.built(zoo.InducedHeads(HEADS, POINTS, **options), KEY_DIM, VALUE_DIM)
-
-
-tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
+POINTS = 3
 
 
 def expected_output(group, query, key, value, real, bias):
@@ -27,7 +18,7 @@ def expected_output(group, query, key, value, real, bias):
         [dense_blocks.values(w).reshape(-1) for w in norm.weights]
         for norm in group.norms
     ]
-    output = np.zeros((*query.shape[:3], VALUE_DIM))
+    output = np.zeros((*query.shape[:3], value.shape[-1]))
 
     def projected(name, x):
         return x @ weights[f"{name}_kernel"] + weights[f"{name}_bias"]
@@ -40,13 +31,13 @@ def expected_output(group, query, key, value, real, bias):
         return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-5) * scale + offset
 
     def in_heads(x):
-        return x.reshape(len(x), HEADS, -1).transpose(1, 0, 2)
+        return x.reshape(len(x), group.num_heads, -1).transpose(1, 0, 2)
 
-    for b in range(BATCH):
+    for b in range(len(query)):
         if not real[b].any():
             continue
         found, _ = helpers.dense_attention(
-            in_heads(weights["inducing_queries"]) / np.sqrt(KEY_DIM),
+            in_heads(weights["inducing_queries"]) / np.sqrt(query.shape[-1]),
             key[b],
             value[b],
             real[b],
@@ -64,12 +55,10 @@ def expected_output(group, query, key, value, real, bias):
     "use_layer_norm, length, memory_length", [(True, 11, 11), (False, 5, 9)]
 )
 def test_equals_the_formula(use_layer_norm, length, memory_length):
-    group = built_group(use_layer_norm=use_layer_norm)
+    group = zoo.InducedHeads(dense_blocks.HEADS, POINTS, use_layer_norm)
     real = helpers.mask_with_a_hole(memory_length, memory_length - 2, 0)
-    bias = helpers.normal(BATCH, memory_length, seed=5)
-    arrays = tokens(length, memory_length)
     output = dense_blocks.assert_follows(
-        expected_output, group, arrays, real, bias=bias
+        expected_output, group, length, memory_length, real, has_bias=True
     )
     assert np.all(output[1] == 0.0)
 

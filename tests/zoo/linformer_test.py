@@ -1,4 +1,4 @@
-"""Tests of Linformer heads; `not_causal_test` has what they refuse."""
+"""Tests of Linformer heads; `every_head_test` has what they refuse."""
 
 import numpy as np
 import pytest
@@ -6,43 +6,28 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import HEADS
+from tests.zoo.dense_blocks import assert_follows
 
-HEADS, MIXTURES = 2, 4
-
-
-def built_group(**options):
-    return helpers.built(zoo.LinformerHeads(HEADS, 14, MIXTURES, **options))
+MIXTURES = 4
 
 
-tokens = helpers.streams
+def expected_output(group, query, key, value, real):
+    def mixed(x, weight):
+        mix = golden_cases.to_numpy(weight)[..., : x.shape[2], :]
+        mix = np.broadcast_to(mix, (HEADS, *mix.shape[-2:]))
+        return np.einsum("bhnd,bn,hnk->bhkd", x, real, mix)
+
+    keys = mixed(key, group.key_projection)
+    values = mixed(value, group.value_projection)
+    return helpers.dense_attention(query, keys, values, True)[0]
 
 
 @pytest.mark.parametrize("sharing", [None, "heads", "all"])
 @pytest.mark.parametrize("length, memory_length", [(11, 11), (5, 14)])
 def test_equals_the_formula(sharing, length, memory_length):
-    group = built_group(sharing=sharing)
-    query, key, value = tokens(length, memory_length)
-    real = helpers.mask_with_a_hole(memory_length, memory_length, memory_length - 3)
-
-    output, _ = golden_cases.run(
-        group,
-        query,
-        key,
-        value,
-        value_mask=real,
-        is_cross_attention=length != memory_length,
-    )
-
-    matrices = golden_cases.to_numpy([group.key_projection, group.value_projection])
-    mix, mix_values = (
-        np.broadcast_to(x[..., :memory_length, :], (HEADS, memory_length, MIXTURES))
-        for x in matrices
-    )
-    shown = real[:, None, :, None]
-    keys = np.einsum("bhnd,hnk->bhkd", key * shown, mix)
-    values = np.einsum("bhnd,hnk->bhkd", value * shown, mix_values)
-    expected, _ = helpers.dense_attention(query, keys, values, np.ones(()) > 0)
-    golden_cases.assert_close(output, expected, 1e-5)
+    group = zoo.LinformerHeads(HEADS, 14, MIXTURES, sharing)
+    assert_follows(expected_output, group, length, memory_length)
     assert len(group.weights) == (1 if sharing == "all" else 2)
 
 
@@ -79,6 +64,6 @@ def test_mixtures_start_with_the_variance_of_the_paper():
 
 
 def test_refuses_lengths_that_do_not_fit():
-    group = built_group()
+    group = zoo.LinformerHeads(HEADS, 14, MIXTURES)
     with pytest.raises(ValueError, match="`max_length` .*max_length=14 .* 15 tokens"):
-        group(*tokens(15, 15))
+        group(*helpers.streams(15))

@@ -1,6 +1,4 @@
-"""Tests of long-short attention; `compressing_test` has what such kinds share."""
-
-import functools
+"""Tests of long-short attention; `every_head_test` has what all kinds share."""
 
 import numpy as np
 import pytest
@@ -8,19 +6,10 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import HEADS
 from tests.zoo.dense_blocks import assert_follows
 
-BATCH, HEADS, KEY_DIM, VALUE_DIM = 2, 2, 5, 4
 NORMS = ("window_key", "window_value", "landmark_key", "landmark_value")
-
-
-def built_group(*args, **options):
-    return helpers.built(
-        zoo.LongShortHeads(HEADS, *args, **options), KEY_DIM, VALUE_DIM
-    )
-
-
-tokens = functools.partial(helpers.streams, dim=KEY_DIM, value_dim=VALUE_DIM)
 
 
 def normalized(group, name, x):
@@ -35,7 +24,7 @@ def normalized(group, name, x):
 def landmarks_of(group, key, value, bias):
     """Returns the landmarks of the real tokens of a segment `[heads, tokens, dim]`."""
     weights = golden_cases.to_numpy(group.projection).astype("float64")
-    weights = weights.reshape(KEY_DIM, HEADS, -1)
+    weights = weights.reshape(len(weights), HEADS, -1)
     scores = np.exp(np.einsum("hld,dhr->hrl", key, weights) + bias)
     scores /= scores.sum(axis=-1, keepdims=True)
     return [
@@ -49,11 +38,11 @@ def landmarks_of(group, key, value, bias):
 
 def expected_output(group, query, key, value, real, bias, causal):
     """For each query the keys that it sees, one after the other."""
-    output = np.zeros((*query.shape[:3], VALUE_DIM))
+    output = np.zeros((*query.shape[:3], value.shape[-1]))
     length = query.shape[2]
     segment = group.segment_length or length
     tables = helpers.relative_tables(group)
-    for b, _, i in np.ndindex(BATCH, 1, length):
+    for b, _, i in np.ndindex(len(query), 1, length):
         seen = []
         for start in range(0, length, segment):
             own = np.arange(start, min(start + segment, length))
@@ -91,14 +80,12 @@ def expected_output(group, query, key, value, real, bias, causal):
     ],
 )
 def test_equals_the_formula(window, segment, landmarks, length, causal):
-    group = built_group(window, segment, landmarks, max_relative_position=3)
-    real = helpers.mask_with_a_hole(length, length - 1, length)
-    real[1, :4] = False  # a segment of padding alone, and queries that see nothing
-    about = {"bias": helpers.normal(BATCH, length, seed=5), "causal": causal}
-    arrays = tokens(length)
-    output = assert_follows(expected_output, group, arrays, real, 2e-5, **about)
+    options = {"max_relative_position": 3}
+    group = zoo.LongShortHeads(HEADS, window, segment, landmarks, **options)
+    about = {"has_bias": True, "causal": causal}
+    output = assert_follows(expected_output, group, length, **about)
     if causal:
-        assert np.all(output[1, :, :4] == 0.0)
+        assert np.all(output[1, :, : length // 3] == 0.0)
 
 
 def attention_of_peer(heads, dim, window, segment, landmarks, kernels, norms):
@@ -166,7 +153,8 @@ def test_equals_the_code_of_the_paper():
 
 @pytest.mark.parametrize("hidden", [-1e9, -np.inf])
 def test_a_bias_hides_tokens(hidden):
-    group, arrays = built_group(3, 4, 2), tokens(12)
+    group = helpers.built(zoo.LongShortHeads(HEADS, 3, 4, 2))
+    arrays = helpers.streams(12)
     hides = np.arange(12)[None] < [[5], [2]]
     outputs = [
         golden_cases.run(group, *arrays, use_causal_mask=True, **how)[0]

@@ -1,6 +1,4 @@
-"""Tests of Luna heads; `compressing_test` has what such kinds share."""
-
-import functools
+"""Tests of Luna heads; `every_head_test` has what all kinds share."""
 
 import numpy as np
 import pytest
@@ -8,23 +6,17 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import HEADS
 from tests.zoo.dense_blocks import assert_follows
 from tests.zoo.dense_blocks import softmax
 
-BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, PACKED = 2, 2, 21, 5, 4, 3
-
-
-def built_group(**options):
-    return helpers.built(zoo.LunaHeads(HEADS, PACKED, **options), KEY_DIM, VALUE_DIM)
-
-
-tokens = functools.partial(helpers.streams, LENGTH, dim=KEY_DIM, value_dim=VALUE_DIM)
+LENGTH, PACKED = 21, 3
 
 
 def expected_output(group, query, key, value, real, bias, causal):
     packing = golden_cases.to_numpy(group.packing_queries).astype("float64")
-    packing = packing.reshape(PACKED, HEADS, KEY_DIM) / np.sqrt(KEY_DIM)
-    output = np.zeros((*query.shape[:3], VALUE_DIM))
+    packing = packing.reshape(PACKED, HEADS, -1) / np.sqrt(query.shape[-1])
+    output = np.zeros((*query.shape[:3], value.shape[-1]))
     for b, h, t in np.ndindex(query.shape[:3]):
         seen = np.flatnonzero(real[b])
         seen = seen[seen <= t] if causal else seen
@@ -45,14 +37,11 @@ def expected_output(group, query, key, value, real, bias, causal):
     [(True, 1, LENGTH), (True, 8, LENGTH), (True, 128, LENGTH), (False, 8, 9)],
 )
 def test_equals_the_formula(causal, chunk_length, memory_length):
-    group = built_group(chunk_length=chunk_length)
-    real = helpers.mask_with_a_hole(memory_length, memory_length - 2, memory_length)
-    real[1, :3] = False
-    about = {"bias": helpers.normal(BATCH, memory_length, seed=5), "causal": causal}
-    arrays = tokens(memory_length)
-    output = assert_follows(expected_output, group, arrays, real, **about)
+    group = zoo.LunaHeads(HEADS, PACKED, chunk_length=chunk_length)
+    about = {"has_bias": True, "causal": causal}
+    output = assert_follows(expected_output, group, LENGTH, memory_length, **about)
     if causal:
-        assert np.all(output[1, :, :3] == 0.0)
+        assert np.all(output[1, :, :7] == 0.0)
 
 
 @pytest.mark.parametrize("name, heads", [("causal", 3), ("full", 1)])
@@ -73,8 +62,9 @@ def test_equals_the_code_of_the_paper(name, heads):
 
 @pytest.mark.parametrize("hidden, causal", [(-1e9, True), (-np.inf, False)])
 def test_a_bias_hides_tokens(hidden, causal):
-    group, arrays = built_group(), tokens()
-    bias = np.zeros((BATCH, LENGTH), "float32")
+    group = helpers.built(zoo.LunaHeads(HEADS, PACKED))
+    arrays = helpers.streams(LENGTH)
+    bias = np.zeros((2, LENGTH), "float32")
     bias[:, 4:7] = hidden
     changed = [arrays[0], *(x.copy() for x in arrays[1:])]
     for x in changed[1:]:

@@ -1,4 +1,4 @@
-"""Tests of Nyström heads; `not_causal_test` has what they refuse."""
+"""Tests of Nyström heads; `every_head_test` has what they refuse."""
 
 import numpy as np
 import pytest
@@ -6,16 +6,9 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import HEADS
+from tests.zoo.dense_blocks import assert_follows
 from tests.zoo.dense_blocks import softmax
-
-BATCH, HEADS, DIM = 2, 2, 6
-
-
-def built_group(num_landmarks, dim=DIM, **options):
-    return helpers.built(zoo.NystromHeads(HEADS, num_landmarks, **options), dim)
-
-
-tokens = helpers.streams
 
 
 def means(x, number):
@@ -34,31 +27,33 @@ def inverse(x, num_iterations):
 
 
 def expected_row(query, key, value, number, num_iterations):
-    """The formula for the real tokens of one head, in float64."""
-    query, key, value = (x.astype("float64") for x in (query, key, value))
+    """The formula for the real tokens of one head."""
     landmarks, key_landmarks = means(query, number), means(key, number)
     middle = inverse(softmax(landmarks @ key_landmarks.T), num_iterations)
     rest = softmax(landmarks @ key.T) @ value
     return softmax(query @ key_landmarks.T) @ middle @ rest
 
 
+def expected_output(group, query, key, value, real, query_real):
+    number, num_iterations = group.num_landmarks, group.num_iterations
+    kernel = golden_cases.to_numpy(group.convolution_kernel)
+    output, length = np.zeros(value.shape), value.shape[2]
+    for b, h in np.ndindex(query.shape[:2]):
+        shown = real[b]
+        arrays = (x[b, h, shown] for x in (query, key, value))
+        output[b, h, shown] = expected_row(*arrays, number, num_iterations)
+        near = np.pad(value[b, h] * shown[:, None], [(1, 1), (0, 0)])
+        output[b, h] += sum(kernel[i, h] * near[i : i + length] for i in range(3))
+    return output
+
+
 @pytest.mark.parametrize("length", [24, 17, 4, 1])
 def test_equals_the_formula(length):
     """Also with tokens that do not fill segments evenly, and with fewer of them."""
-    group = built_group(6, convolution_size=3, num_iterations=4)
-    arrays = tokens(length)
+    group = zoo.NystromHeads(HEADS, 6, convolution_size=3, num_iterations=4)
     real = helpers.tail_mask(length, length, length - length // 3)
     real[1, : length // 4] = False
-
-    output, _ = golden_cases.run(group, *arrays, query_mask=real, value_mask=real)
-
-    kernel = golden_cases.to_numpy(group.convolution_kernel)
-    for b, h in np.ndindex(BATCH, HEADS):
-        shown = real[b]
-        rows = expected_row(*(x[b, h][shown] for x in arrays), 6, 4)
-        value = np.pad(arrays[2][b, h] * shown[:, None], [(1, 1), (0, 0)])
-        near = sum(kernel[i, h] * value[i : i + length] for i in range(3))
-        golden_cases.assert_close(output[b, h][shown], rows + near[shown], 2e-5)
+    assert_follows(expected_output, group, length, real=real, query_real=real)
 
 
 @pytest.mark.parametrize("name", ["plain", "convolved", "masked"])
@@ -67,7 +62,7 @@ def test_equals_another_implementation(name):
     golden = golden_cases.load("peers/nystrom.npz")
     dim = golden["query"].shape[-1]
     size = None if name == "plain" else len(golden["kernel"])
-    group = built_group(4, dim, convolution_size=size)
+    group = helpers.built(zoo.NystromHeads(HEADS, 4, convolution_size=size), dim)
     for weight in group.weights:
         weight.assign(golden["kernel"])
     mask = golden["mask"] if name == "masked" else np.ones_like(golden["mask"])
@@ -83,8 +78,8 @@ def test_equals_another_implementation(name):
 
 def test_sequences_of_a_batch_do_not_touch_each_other():
     """The code of the paper starts from the largest norm in a batch."""
-    group = built_group(4, num_iterations=2, convolution_size=None)
-    arrays = tokens(12)
+    group = helpers.built(zoo.NystromHeads(HEADS, 4, 2, convolution_size=None))
+    arrays = helpers.streams(12)
     others = [np.concatenate([x[:1], 9 * x[1:]]) for x in arrays]
     outputs = [golden_cases.run(group, *each)[0][0] for each in (arrays, others)]
     np.testing.assert_array_equal(*outputs)

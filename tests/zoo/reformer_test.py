@@ -9,6 +9,7 @@ from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
+from tests.layers import patterns
 
 BATCH, HEADS, LENGTH, DIM = 2, 2, 23, 6
 REFORMER = {
@@ -45,8 +46,7 @@ def buckets(group, x):
     products = np.einsum("bhld,rhnd->rbhln", x, projections)
     if group.hash == "rotation":
         return np.concatenate([products, -products], axis=-1).argmax(axis=-1)
-    bits = products > 0
-    return sum(bits[..., n] * 2**n for n in range(bits.shape[-1]))
+    return patterns.bucket_numbers(products)
 
 
 def seen_in_a_round(read, offered, real, window, causal, shift):
@@ -70,45 +70,28 @@ def seen_in_a_round(read, offered, real, window, causal, shift):
 
 
 def expected_output(group, query, key, value, real, bias, causal):
-    """The formula: sums of exponentials over all rounds, each divided by N."""
+    """The formula: a softmax over the keys of all rounds, each divided by N."""
     query, key = vectors(group, query, key)
-    shift = group.key_shift
-    tables = helpers.relative_tables(group)
     read, offered = buckets(group, query), buckets(group, key)
-    output = np.zeros(value.shape)
-    readable = real
-    if shift:
+    output, readable, itself = np.zeros(value.shape), real, np.eye(real.shape[1]) > 0
+    if group.key_shift:
         value, bias, readable = helpers.read_with_keys(value, bias, real)
     for b, h in np.ndindex(query.shape[:2]):
-        rounds = [
-            seen_in_a_round(
-                read[r, b, h],
-                offered[r, b, h],
-                real[b],
-                group.attention_window,
-                causal,
-                shift,
-            )
-            for r in range(len(read))
-        ]
+        about = real[b], group.attention_window, causal, group.key_shift
+        pairs = zip(read[:, b, h], offered[:, b, h], strict=True)
+        rounds = [seen_in_a_round(*pair, *about) for pair in pairs]
+        sees, distances = (np.concatenate(x, axis=-1) for x in zip(*rounds))
         number = sum(sees for sees, _ in rounds)
-        itself = np.eye(len(real[b]), dtype="bool")
-        total, weighted = 0.0, 0.0
-        for sees, distances in rounds:
-            sees = sees & readable[b]
-            if not group.attends_to_self:
-                sees = sees & ~itself
-            logits = query[b, h] @ key[b, h].T + bias[b]
-            values = np.broadcast_to(value[b, h], (*sees.shape, DIM))
-            if tables is not None:
-                limit = len(tables[0]) // 2
-                at = np.clip(distances, -limit, limit) + limit
-                logits = logits + np.einsum("id,ijd->ij", query[b, h], tables[0][at])
-                values = values + tables[1][at]
-            sums = np.where(sees, np.exp(logits) / np.maximum(number, 1), 0.0)
-            total = total + sums.sum(axis=-1, keepdims=True)
-            weighted = weighted + np.einsum("ij,ijd->id", sums, values)
-        output[b, h] = weighted / np.maximum(total, 1e-30)
+        shown = readable[b] & (group.attends_to_self | ~itself)
+        output[b, h], _ = helpers.dense_attention(
+            query[b, h],
+            np.tile(key[b, h], (len(rounds), 1)),
+            np.tile(value[b, h], (len(rounds), 1)),
+            sees & np.tile(shown, len(rounds)),
+            np.tile(bias[b] - np.log(np.maximum(number, 1)), len(rounds)),
+            helpers.relative_tables(group),
+            distances,
+        )
         if not group.attends_to_self:
             alone = np.where(itself, 0, number).sum(axis=-1) == 0
             output[b, h] = np.where(alone[:, None], value[b, h], output[b, h])
@@ -139,11 +122,17 @@ CAUSAL_CASES = {
 }
 
 
-def assert_follows_the_formula(causal, options):
-    group, length = (
-        built_group(max_relative_position=3, **options),
-        options.get("length", LENGTH),
-    )
+WAYS = [(case, True) for case in CAUSAL_CASES] + [(case, False) for case in CASES]
+FEW = [(case, True) for case in ("signs", "reformer", "apart, shifted")]
+FEW += [(case, False) for case in ("rotation", "reformer")]
+
+
+@pytest.mark.parametrize("case, causal", kinds.some(WAYS, FEW))
+def test_equals_the_formula(case, causal):
+    """Of the last members of all rounds, or of chunks without a causal mask."""
+    options = CAUSAL_CASES[case]
+    group = built_group(max_relative_position=3, **options)
+    length = options.get("length", LENGTH)
     query, key, value = helpers.streams(length)
     key = query if group.share_query_key else key
     real = helpers.mask_with_a_hole(length, length, max(length - 4, 1))
@@ -161,18 +150,6 @@ def assert_follows_the_formula(causal, options):
     )
     expected = expected_output(group, query, key, value, real, bias, causal)
     golden_cases.assert_close(output, expected, 1e-5)
-
-
-@pytest.mark.parametrize(
-    "case", kinds.some(CAUSAL_CASES, ("signs", "reformer", "apart, shifted"))
-)
-def test_last_members_of_all_rounds(case):
-    assert_follows_the_formula(True, CAUSAL_CASES[case])
-
-
-@pytest.mark.parametrize("case", kinds.some(CASES, ("rotation", "reformer")))
-def test_chunks_of_all_rounds(case):
-    assert_follows_the_formula(False, CASES[case])
 
 
 @pytest.mark.parametrize("name", ["causal", "chunks"])

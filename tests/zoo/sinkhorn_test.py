@@ -7,17 +7,14 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import HEADS
 from tests.zoo.dense_blocks import assert_follows
 
-BATCH, HEADS, DIM = 2, 2, 6
 OPTIONS = {"num_iterations": 3, "temperature": 0.6}
 
 
-def built_group(block, **options):
-    return helpers.built(zoo.SinkhornHeads(HEADS, block, **{**OPTIONS, **options}))
-
-
-tokens = helpers.streams
+def heads(block, **options):
+    return zoo.SinkhornHeads(HEADS, block, **{**OPTIONS, **options})
 
 
 def sorting_matrix(group, query, key, parts, real, causal):
@@ -31,7 +28,7 @@ def sorting_matrix(group, query, key, parts, real, causal):
         offers = [t for t in parts[j] if real[t]]
         hidden = (causal and j >= i) or not offers or not real[parts[i]].any()
         if not hidden:
-            mean = np.mean(query[asks], axis=0) if asks else np.zeros(DIM)
+            mean = np.mean(query[asks], axis=0) if asks else np.zeros(query.shape[1])
             score = mean @ np.mean(key[offers], axis=0)
             matrix[i, j] = np.exp(score / group.temperature)
     for _ in range(group.num_iterations):
@@ -79,12 +76,10 @@ def expected_output(group, query, key, value, real, causal):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length, block", [(20, 4), (19, 4), (5, 8), (1, 1)])
 def test_sees_its_own_and_a_sorted_block(length, block, causal):
-    group = built_group(block)
-    arrays = tokens(length)
     real = helpers.mask_with_a_hole(length, length, max(length - 6, 1))
     if length == 20:
         real[0, 8:12] = False
-    assert_follows(expected_output, group, arrays, real, causal=causal)
+    assert_follows(expected_output, heads(block), length, real=real, causal=causal)
 
 
 def test_equals_sinkhorn_transformer():
@@ -96,16 +91,15 @@ def test_equals_sinkhorn_transformer():
         float(case["temperature"]),
     )
     query, key = case["query"], case["key"]
-    output, _ = golden_cases.run(group, query * DIM**-0.5, key, key)
+    output, _ = golden_cases.run(group, query * query.shape[-1] ** -0.5, key, key)
     golden_cases.assert_close(output, case["output"], 1e-5)
 
 
 def test_noise_comes_in_training_alone():
-    group, arrays = built_group(4, dropout_seed=3), tokens(20)
+    group, arrays = helpers.built(heads(4, dropout_seed=3)), helpers.streams(20)
     plain, _ = golden_cases.run(group, *arrays)
-    quiet, _ = golden_cases.run(
-        built_group(4, gumbel_noise=False), *arrays, training=True
-    )
+    quiet = helpers.built(heads(4, gumbel_noise=False))
+    quiet, _ = golden_cases.run(quiet, *arrays, training=True)
     noisy, _ = golden_cases.run(group, *arrays, training=True)
     golden_cases.assert_close(quiet, plain, 1e-6)
     assert np.all(np.isfinite(noisy)) and np.abs(noisy - plain).max() > 1e-3
@@ -114,7 +108,7 @@ def test_noise_comes_in_training_alone():
 @pytest.mark.parametrize("causal", [False, True])
 def test_stays_finite_with_large_scores(causal):
     """A column may get no weight at all."""
-    group, arrays = built_group(4), [30 * x for x in tokens(20)]
+    group, arrays = helpers.built(heads(4)), [30 * x for x in helpers.streams(20)]
     result = golden_cases.gradients(
         group,
         lambda output, losses: keras.ops.sum(output**2),

@@ -6,8 +6,9 @@ import pytest
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import assert_follows
 
-BATCH, HEADS, DIM, MAX_LENGTH = 2, 2, 6, 16
+HEADS, DIM, MAX_LENGTH = 2, 6, 16
 FORMS = [("dense", None), ("dense", 3), ("random", None), ("random", 3)]
 every_form = pytest.mark.parametrize("kind, rank", FORMS)
 
@@ -19,10 +20,6 @@ def built_group(kind, rank, **options):
     return group
 
 
-def tokens(length):
-    return [helpers.normal(BATCH, HEADS, length, DIM, seed=i) for i in range(2)]
-
-
 def logits(group, query):
     """The logits of the paper, in float64, for all places there may be."""
     weights = [golden_cases.to_numpy(w).astype("float64") for w in group.weights]
@@ -30,7 +27,7 @@ def logits(group, query):
         return weights[0][None]
     if group.kind == "random":
         return np.einsum("hik,hjk->hij", *weights)[None]
-    hidden = np.maximum(query * DIM**0.5, 0.0)
+    hidden = np.maximum(query * query.shape[-1] ** 0.5, 0.0)
     parts = [np.einsum("bhid,hdj->bhij", hidden, w) for w in weights]
     if group.rank is None:
         return parts[0]
@@ -39,30 +36,18 @@ def logits(group, query):
     return parts[0][..., places // number] * parts[1][..., places % number]
 
 
+def expected_output(group, query, key, value, real, bias, causal):
+    length, nothing = query.shape[2], np.zeros_like(query)
+    own = logits(group, query)[..., :length, :length] + bias[:, None, None]
+    sees = real[:, None, None] & (np.tri(length, dtype="bool") | (not causal))
+    return helpers.dense_attention(nothing, nothing, value, sees, own)[0]
+
+
 @every_form
 @pytest.mark.parametrize("causal, length", [(False, 11), (True, 16)])
 def test_equals_the_formula(kind, rank, causal, length):
-    group = built_group(kind, rank)
-    query, value = tokens(length)
-    real = helpers.mask_with_a_hole(length, length, max(length - 3, 1))
-    bias = helpers.normal(BATCH, length, seed=5)
-
-    output, _ = golden_cases.run(
-        group,
-        query,
-        None,
-        value,
-        value_mask=real,
-        token_bias=bias,
-        use_causal_mask=causal,
-    )
-
-    own = logits(group, query)[..., :length, :length] + bias[:, None, None]
-    sees = real[:, None, None] & (np.tri(length, dtype="bool") | (not causal))
-    expected, _ = helpers.dense_attention(
-        np.zeros_like(query), np.zeros_like(query), value, sees, own
-    )
-    golden_cases.assert_close(output, expected, 1e-5)
+    group = zoo.SynthesizerHeads(HEADS, kind, MAX_LENGTH, rank)
+    assert_follows(expected_output, group, length, has_bias=True, causal=causal)
 
 
 @every_form
@@ -81,10 +66,10 @@ def test_learns_what_the_layer_is_told_to():
 def test_refusals():
     group = built_group("dense", None)
     message = "`max_length` must be .*max_length=16 .* with a {} of 17 tokens"
-    query, value = tokens(17)
+    query, _, value = helpers.streams(17)
     with pytest.raises(ValueError, match=message.format("sequence")):
         group(query, None, value)
     with pytest.raises(ValueError, match=message.format("cache")):
         group.make_cache(1, 17)
     with pytest.raises(ValueError, match="`value` must not be another sequence"):
-        group(*tokens(5), tokens(5)[1], is_cross_attention=True)
+        group(*helpers.streams(5), is_cross_attention=True)

@@ -100,6 +100,11 @@ CASES = {
     "random blocks, causal": case(
         "RandomBlock", 20, block_length=3, num_random_blocks=1, **relative(5), **CAUSAL
     ),
+    "block pairs": case(
+        "BlockPair", num_blocks=3, permutations=[(1, 2, 0), (0, 2, 1)], **relative(3)
+    ),
+    "block pairs, uneven": case("BlockPair", 11, num_blocks=4, **relative(3)),
+    "block pairs, few tokens": case("BlockPair", 3, num_blocks=5, **relative(3)),
     "axial": case("Axial", 11, width=4, axis=None),
     "best blocks": case(
         "BlockTopK", block_length=4, num_blocks=2, **relative(5), **CAUSAL

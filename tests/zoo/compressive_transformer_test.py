@@ -5,7 +5,6 @@ import pytest
 from keras import ops
 
 from routing_tf import zoo
-from routing_tf.zoo.recurrence.compressive_transformer import COMPRESSIONS
 from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo import transformer_xl_test as xl
@@ -181,11 +180,6 @@ def test_the_loss_reaches_the_compression_alone():
 def test_no_gradient_flows_into_the_memories():
     # The first tokens are compressed by then.
     xl.assert_memory_is_read_without_gradient(built(), LENGTH, 12)
-
-
-@pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_no_leak_and_no_padding(compression):
-    xl.assert_no_leak_and_no_padding(built(compression), LENGTH)
 
 
 def backbone(**options):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from keras import ops
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -119,34 +118,3 @@ def test_mixed_precision_compares_scores_in_float32():
     same = np.all(numbers == wanted, axis=(-1, -2))
     assert same.mean() > 0.4
     golden_cases.assert_close(output[same], expected[same], 5e-2)
-
-
-def test_blocks_hand_their_padding_on():
-    memory = zoo.ProductKeyMemory(2, 7, 4, 6, query_norm="batch")
-    attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
-    block = layers.TransformerBlock(attention, memory)
-    block.build((2, 5, 6))
-    real = helpers.mask_with_a_hole(5, 5, 3)
-    x = helpers.normal(2, 5, 6)
-    options = {"padding_mask": real, "training": True}
-    output, _ = golden_cases.run(block, x, **options)
-    spoilt = (x + 5 * ~real[..., None]).astype("float32")
-    other, _ = golden_cases.run(block, spoilt, **options)
-    golden_cases.assert_close(other[real], output[real], 1e-5)
-    assert block.make_cache(2, 5).keys() == {"attention"}
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"top_k": 200}, "`top_k` must be at most `num_keys`"),
-    ],
-)
-def test_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
-        zoo.ProductKeyMemory(**options)
-
-
-def test_refuses_inputs_with_other_axes():
-    with pytest.raises(ValueError, match="Received: shape=\\(2, 6\\)"):
-        zoo.ProductKeyMemory(1, 4, 2, 4)(helpers.normal(2, 6))

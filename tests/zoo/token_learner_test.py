@@ -50,15 +50,6 @@ def test_tokens_are_means_weighted_by_maps(normalization):
         weights = sigmoid(maps) * real[:, None] / real.sum(axis=-1)[:, None, None]
     actual, _ = golden_cases.run(layer, x, mask=real)
     golden_cases.assert_close(actual, weights @ x, 1e-5)
-
-
-@pytest.mark.parametrize("normalization", ["softmax", "sigmoid"])
-def test_padding_has_no_influence(normalization):
-    layer, real = learner(normalization=normalization), real_inputs()
-    x = helpers.normal(BATCH, LENGTH, DIM)
-    other = np.where(real[..., None], x, 50.0)
-    expected, actual = (golden_cases.run(layer, y, mask=real)[0] for y in (x, other))
-    golden_cases.assert_close(actual, expected, 1e-6)
     nothing, _ = golden_cases.run(layer, x, mask=np.zeros_like(real))
     np.testing.assert_array_equal(nothing, 0)
 
@@ -89,18 +80,3 @@ def test_a_saved_model_has_the_same_outputs(tmp_path):
     x = helpers.normal(BATCH, LENGTH, DIM)
     expected, actual = (golden_cases.run(m, x)[0] for m in (model, loaded))
     np.testing.assert_array_equal(actual, expected)
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda: learner()(np.ones((2, 3, 4, DIM))), "must have the shape"),
-        (
-            lambda: zoo.TokenFuser().build((None, None, DIM), (None, None, DIM)),
-            "`tokens` must be of a known number",
-        ),
-    ],
-)
-def test_refusals(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -124,28 +124,6 @@ def test_equals_the_oracle(name):
     golden_cases.assert_close(output[real], expected[real], 1e-5)
 
 
-def assert_no_leak_and_no_padding(layer, length):
-    """No later token changes an earlier output, and padding changes nothing."""
-    x, real = helpers.normal(BATCH, length, DIM), helpers.tail_mask(length, length, 9)
-    real[0, 2] = False
-    before, losses = golden_cases.run(layer, x, mask=real, training=True)
-    assert np.all(np.isfinite(before))
-    for position in (3, 9):
-        changed = x.copy()
-        changed[:, position:] = helpers.normal(BATCH, length - position, DIM, seed=3)
-        after, _ = golden_cases.run(layer, changed, mask=real, training=True)
-        np.testing.assert_array_equal(after[:, :position], before[:, :position])
-        assert np.any(after[:, position:] != before[:, position:])
-    spoilt = np.where(real[..., None], x, np.nan).astype("float32")
-    after, after_losses = golden_cases.run(layer, spoilt, mask=real, training=True)
-    np.testing.assert_array_equal(after[real], before[real])
-    np.testing.assert_array_equal(after_losses, losses)
-
-
-def test_no_leak_and_no_padding():
-    assert_no_leak_and_no_padding(built(segment_length=4), LENGTH)
-
-
 def assert_memory_is_read_without_gradient(layer, length, first):
     """A segment of 4 from `first` on reads the first tokens, and no gradient flows."""
     x, segment = helpers.normal(BATCH, length, DIM), slice(first, first + 4)

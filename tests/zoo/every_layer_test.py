@@ -1,0 +1,280 @@
+"""Tests of what holds for all layers of the zoo that are no heads."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from routing_tf import layers
+from routing_tf import zoo
+from routing_tf.zoo.recurrence.compressive_transformer import COMPRESSIONS
+from tests import golden_cases
+from tests.layers import helpers
+from tests.layers import kinds
+from tests.zoo import sparse_projections_test as projections
+
+BATCH, LENGTH, DIM = 2, 22, 8
+ROUTED = [layers.RoutedHeads(2, 2, 3)]
+perceiver = functools.partial(zoo.PerceiverBackbone, 3, DIM, num_layers=1, num_heads=2)
+causal = functools.partial(perceiver, causal=True)
+funnel = functools.partial(zoo.FunnelBackbone, DIM, 2, (1, 1), 1)
+sparse = functools.partial(zoo.SparseFeedForward, 12, 4, 3)
+learner = functools.partial(zoo.TokenLearner, 3, 5)
+experts = functools.partial(
+    *(zoo.MixtureOfExperts, 3, 5), load_balancing_weight=1.0, z_loss_weight=1.0
+)
+memory = functools.partial(zoo.ProductKeyMemory, 2, 7, 4, 6, query_norm="batch")
+compressive = functools.partial(zoo.CompressiveAttention, 2, 3, 4, 4, 6, 2)
+OTHER_LAST = {"output_dim": 4, "num_outputs": 2, "num_cross_attentions": 2}
+
+
+def block(feed_forward, **options):
+    attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
+    return layers.TransformerBlock(attention, feed_forward, **options)
+
+
+def projected(groups=projections.mixed, **options):
+    return zoo.SparseProjectionAttention(groups(), 4, **options)
+
+
+CASES = {
+    "perceiver": functools.partial(perceiver, share_weights=False, **OTHER_LAST),
+    "causal": causal,
+    "causal, routed": functools.partial(causal, heads=ROUTED),
+    "funnel": funnel,
+    "sparse": functools.partial(sparse, temperature=0.2, seed=1),
+    "learner": functools.partial(learner, normalization="sigmoid"),
+    "learner, softmax": learner,
+    "experts": functools.partial(experts, capacity=8),
+    "two experts": functools.partial(experts, capacity=12, top_k=2),
+    "block, experts": lambda: block(experts(capacity=8)),
+    "block, experts, remat": lambda: block(experts(capacity=8), remat=True),
+    "block, memory": lambda: block(memory()),
+    "recurrent": functools.partial(zoo.TransformerXLAttention, 2, 3, 6, 4),
+    **{
+        f"compressive, {compression}": functools.partial(
+            compressive, compression=compression
+        )
+        for compression in COMPRESSIONS
+    },
+    "projections": projected,
+    "projections, gated": functools.partial(projected, use_bias=True, use_gate=True),
+    "projections, full": functools.partial(projected, lambda: [layers.FullHeads(2)]),
+    # Heads that see one position alone show what its projections read.
+    "projections, alone": functools.partial(
+        projected, lambda: [layers.LocalHeads(2, (1,), flange_blocks=0)]
+    ),
+}
+RECURRENT = [name for name in CASES if name.startswith(("recurrent", "compressive"))]
+NUM_LOSSES = {
+    **dict.fromkeys(("experts", "two experts", "block, experts"), 2),
+    "block, experts, remat": 2,
+    **dict.fromkeys(("projections", "compressive, convolution"), 1),
+}
+
+
+@pytest.fixture(autouse=True)
+def eager_calls(eager):
+    """Each layer is called a few times."""
+
+
+def built(name, **options):
+    layer = CASES[name](**options)
+    layer.build((None, None, DIM))
+    helpers.randomize(layer)
+    return layer
+
+
+def about(name, real=None):
+    """Arguments of a call, as a layer names them."""
+    mask, options = "mask", {}
+    if name.startswith("projections"):
+        mask, options = "query_mask", {"use_causal_mask": not name.endswith("alone")}
+    elif name.startswith("block"):
+        mask = "padding_mask"
+    return options if real is None else {mask: real, **options}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["causal", "causal, routed", "experts", "two experts", *RECURRENT]
+    + ["projections", "projections, alone"],
+)
+def test_no_later_token_influences_an_output(name):
+    """Those of a Perceiver stand at the last inputs."""
+    layer, x = built(name), helpers.normal(BATCH, LENGTH, DIM)
+    before, _ = golden_cases.run(layer, x, **about(name))
+    for position in (1, 9, 20):
+        changed = x.copy()
+        changed[:, position:] = 9 * helpers.normal(BATCH, LENGTH - position, DIM)
+        after, _ = golden_cases.run(layer, changed, **about(name))
+        earlier = max(position - LENGTH + before.shape[1], 0)
+        np.testing.assert_array_equal(after[:, :earlier], before[:, :earlier])
+        assert np.any(after[:, earlier:] != before[:, earlier:])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["learner", "learner, softmax", "experts", "two experts", "block, experts"]
+    + ["block, experts, remat", "block, memory", *RECURRENT, "projections"],
+)
+def test_padding_has_no_influence(name):
+    """Not on outputs nor losses; some layers do not even take zero times it."""
+    layer, x = built(name), helpers.normal(BATCH, LENGTH, DIM)
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, 15)
+    noise = np.nan if name in ("experts", "two experts", *RECURRENT) else 50.0
+    weights, results = layer.get_weights(), []
+    for each in (x, np.where(real[..., None], x, noise).astype("float32")):
+        layer.set_weights(weights)
+        options = {**about(name, real), "training": True}
+        output, losses = golden_cases.run(layer, each, **options)
+        shown = slice(None) if name.startswith("learner") else real
+        results.append([output[shown], *losses])
+    assert len(results[0]) == 1 + NUM_LOSSES.get(name, 0)
+    for actual, expected in zip(*results, strict=True):
+        golden_cases.assert_close(actual, expected, 2e-6)
+
+
+@pytest.mark.parametrize(
+    "name", ["perceiver", "funnel", "sparse", "learner", "projections, gated"]
+)
+def test_learns_all_weights(name):
+    """Beside a sequence of padding alone."""
+    layer, real = built(name), helpers.tail_mask(LENGTH, 0, LENGTH - 1)
+    x = "query" if name.startswith("projections") else "inputs"
+    result = golden_cases.gradients(
+        layer,
+        lambda output, losses: ops.sum(output**3),
+        {x: helpers.normal(BATCH, LENGTH, DIM), "training": True}
+        | ({} if name == "sparse" else about(name, real)),
+        wrt=(x,),
+    )
+    # A constant in all keys of a query changes no weight of a softmax.
+    of_all = {path: g for path, g in result.variables.items() if "key_bias" not in path}
+    for gradient in (*of_all.values(), *result.inputs.values()):
+        assert np.all(np.isfinite(gradient)) and np.any(gradient)
+
+
+@pytest.mark.parametrize(
+    "name", ["perceiver", "funnel", "sparse", "learner", "projections, full"]
+)
+def test_half_precision(name):
+    exact, half = built(name), built(name, dtype="mixed_bfloat16")
+    for layer in (exact, half):
+        if name == "sparse":  # no choice is close
+            layer.controller.bias.assign(100.0 * np.arange(12))
+    x = helpers.normal(BATCH, 11, DIM) / 4
+    expected, actual = (
+        golden_cases.run(layer, x, **about(name))[0] for layer in (exact, half)
+    )
+    assert keras.backend.standardize_dtype(actual.dtype) == "bfloat16"
+    golden_cases.assert_close(actual, expected, 0.1)
+
+
+DROPOUT = {"dropout": 0.1}
+NOISY = {**DROPOUT, "seed": 3}
+SAVED = {
+    "causal": CASES["causal, routed"],
+    "perceiver": functools.partial(CASES["perceiver"], **DROPOUT),
+    "funnel": functools.partial(funnel, **DROPOUT),
+    "sparse": functools.partial(sparse, temperature=0.2, **NOISY),
+    "learner": functools.partial(CASES["learner"], **NOISY),
+    "experts": functools.partial(
+        experts, 4, 2, places="by_choice", router_jitter=0.1, **NOISY
+    ),
+    "memory": functools.partial(memory, 3, use_bias=True, input_dropout=0.1, seed=3),
+    "recurrent": functools.partial(
+        zoo.TransformerXLAttention, 2, 3, 6, 4, same_length=True, **DROPOUT
+    ),
+    "compressive": functools.partial(compressive, reconstruction_weight=0.5, **DROPOUT),
+    "projections, small_modules": functools.partial(
+        projected, **projections.CASES["small_modules"], kernel_regularizer="l2"
+    ),
+}
+FURTHER = {
+    case: functools.partial(projected, **options)
+    for case, options in projections.CASES.items()
+    if case != "small_modules"
+}
+
+
+@pytest.mark.parametrize("name", kinds.some({**SAVED, **FURTHER}, SAVED))
+def test_survives_saving(name, tmp_path):
+    x = helpers.normal(BATCH, 8, DIM)
+    make = {**SAVED, **FURTHER}[name]
+    helpers.assert_survives_saving(make(), tmp_path, x)
+
+
+def test_short_outputs_have_the_mask_of_embeddings():
+    """Also where neither batch nor length is known."""
+    ids = keras.Input((None,), dtype="int32")
+    x = keras.layers.Embedding(9, DIM, mask_zero=True)(ids)
+    x = zoo.FunnelBackbone(DIM, 2, (1, 1), 0)(x)
+    mean = keras.layers.GlobalAveragePooling1D()(x)
+    found, padded = (
+        keras.ops.convert_to_numpy(keras.Model(ids, mean)(row))
+        for row in (np.array([[1, 2, 3]]), np.array([[1, 2, 3, 0, 0, 0]]))
+    )
+    golden_cases.assert_close(found, padded, 1e-5)
+
+
+X = np.ones((2, 3, DIM), "float32")
+leaking = functools.partial(experts, capacity=8, top_k=2, places="by_choice")
+
+
+@pytest.mark.parametrize(
+    "refused, message",
+    [
+        (lambda: perceiver(causal=True, output_dim=4), "`output_dim` must be None"),
+        (lambda: perceiver(num_outputs=2), "learned queries need a size"),
+        (lambda: perceiver(num_cross_heads=3), "heads must divide the size"),
+        (lambda: perceiver(causal=True)(X[..., 1:]), "of a causal model are its"),
+        (lambda: perceiver()(X, X), "`output_queries` must be of the size"),
+        (lambda: perceiver(output_dim=6)(X), "`output_queries` must be of the size"),
+        (
+            lambda: zoo.FunnelBackbone(DIM, 2, (1, 0)),
+            "`block_sizes` must be a positive",
+        ),
+        (lambda: zoo.FunnelBackbone(DIM, 3), "heads must divide the size"),
+        (lambda: funnel()(X[..., 1:]), "must be of the size `hidden_dim`"),
+        (lambda: zoo.SparseFeedForward(12, 5), "`block_size` must divide"),
+        (lambda: sparse(hard_probability=1.5), "`hard_probability` must be at most 1"),
+        (lambda: built("causal")(X[None]), "must have the shape"),
+        (lambda: built("funnel")(X[None]), "must have the shape"),
+        (lambda: built("sparse")(X[0]), "must have the shape"),
+        (lambda: built("sparse").choose(X[0]), "must have the shape"),
+        (lambda: sparse().choose(X), "`choose` needs a layer that is built"),
+        (lambda: funnel().encode(X), "`encode` needs a layer that is built"),
+        (lambda: built("perceiver")(X[..., 1:]), "must be of the size 8"),
+        (lambda: zoo.MixtureOfExperts(1, 5, 6, 2), "must be at most `num_experts`"),
+        (lambda: experts(capacity=8, second_choice="random"), "needs a second choice"),
+        (lambda: leaking().make_cache(2), 'Set `places="by_token"`'),
+        (lambda: leaking()(X, cache=np.zeros((2, 3), "int32")), 'Set `places="by_tok'),
+        (lambda: experts(capacity=8)(X[None]), r"Received: shape=\(1, 2, 3, 8\)"),
+        (lambda: zoo.ProductKeyMemory(top_k=200), "must be at most `num_keys`"),
+        (lambda: memory()(X[0]), r"Received: shape=\(3, 8\)"),
+        (lambda: learner()(X[None]), "must have the shape"),
+        (
+            lambda: zoo.TokenFuser().build((None, None, DIM), (None, None, DIM)),
+            "`tokens` must be of a known number",
+        ),
+        (
+            lambda: projected(num_modules=3).build((None, None, DIM)),
+            "`num_modules` must divide.*num_modules=3, 2 heads",
+        ),
+        (
+            lambda: projected(use_output_projection=False, output_dim=6).build(X.shape),
+            "an output of 6. Set `use_output_projection=True`",
+        ),
+        (lambda: built("projections")(X, X[:, :2]), "Use `MixedAttention`"),
+        (
+            lambda: built("projections").make_cache(1, 4, value=X),
+            "Use `MixedAttention`",
+        ),
+    ],
+)
+def test_refusals(refused, message):
+    with pytest.raises(ValueError, match=message):
+        refused()

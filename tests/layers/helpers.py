@@ -264,6 +264,18 @@ def relative_tables(group):
     return golden_cases.to_numpy([relative.key_embeddings, relative.value_embeddings])
 
 
+def assert_same_results(actual, expected, tolerance=1e-5):
+    """Fails unless outputs, losses and gradients of two `Result`s are the same."""
+    golden_cases.assert_close(actual.outputs, expected.outputs, tolerance)
+    losses = np.sort(actual.losses), np.sort(expected.losses)
+    golden_cases.assert_close(*losses, tolerance, label="losses")
+    for which in ("inputs", "variables"):
+        found, gradients = getattr(actual, which), getattr(expected, which)
+        assert found.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            golden_cases.assert_close(found[name], gradient, tolerance, label=name)
+
+
 def assert_keeps_settings(layer):
     """Fails unless the config holds all arguments and makes the same layer."""
     config = layer.get_config()

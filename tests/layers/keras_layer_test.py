@@ -166,6 +166,7 @@ EVERY = {
 
 
 def test_every_kind_keeps_its_settings():
+    helpers.assert_keeps_settings(layers.RelativePosition(3, "ones", "zeros"))
     for name, make in EVERY.items():
         group = make(name=name)
         helpers.assert_keeps_settings(group)

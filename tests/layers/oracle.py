@@ -230,32 +230,8 @@ class _Call:
             return self._attend_in_clusters()
         if isinstance(group, layers.LocalHeads):
             sees, distances = self._local()
-        elif isinstance(group, layers.StridedHeads):
-            size = int(np.prod(group.block_shape))
-            lengths = self.length, self.memory_length
-            sees, distances = patterns.strided(*lengths, size, self.causal)
-        elif isinstance(group, layers.FixedHeads):
-            sees = patterns.fixed(
-                self.length,
-                int(np.prod(group.block_shape)),
-                group.num_summary_columns,
-                group.arrangement,
-                self.causal,
-                group.num_heads,
-                group.distinct_summaries,
-            )
-            distances = None
-        elif isinstance(group, layers.RandomBlockHeads):
-            num_blocks = -(-self.length // group.block_length)
-            sees, distances = patterns.random_blocks(
-                self.length,
-                group.block_length,
-                group.random_blocks(num_blocks, self.causal),
-            )
-        elif isinstance(group, layers.BlockPairHeads):
-            sees, distances = patterns.block_pairs(
-                self.length, group.permutation_of_each_head()
-            )
+        elif isinstance(group, layers.BlockTopKHeads):
+            sees, distances = self._best_blocks()
         elif isinstance(group, layers.AxialHeads):
             places, width = np.arange(self.length), group.width
             if len(self.order.lengths) > 1:
@@ -263,19 +239,10 @@ class _Call:
             sees, distances = patterns.axial(
                 *np.divmod(places, width), group.axis, self.causal
             )
-        elif isinstance(group, layers.GlobalHeads):
-            sees, distances = patterns.global_tokens(
-                self.length, group.global_positions, group.attention_window, self.causal
-            )
-        elif isinstance(group, layers.BlockTopKHeads):
-            sees, distances = self._best_blocks()
-        elif isinstance(group, layers.SlidingHeads):
-            sees, distances = patterns.sliding(
-                self.length, group.radius, group.is_strided, self.causal
-            )
         else:
-            i, j = np.ogrid[: self.length, : self.memory_length]
-            sees, distances = (j <= i) | (not self.causal), j - i
+            rule = patterns.OF_GROUPS[type(group)]
+            lengths = self.length, self.memory_length
+            sees, distances = rule(group, *lengths, self.causal)
         return self._dense(sees, distances)
 
     def _dense(self, sees, distances):

@@ -5,6 +5,8 @@ Positions are those of one sequence; on two axes of positions of the blocked ord
 
 import numpy as np
 
+from routing_tf import layers
+
 
 def local(length, memory_length, block, memory_block, flange, causal):
     """Blocks at most `flange` away; causal: nothing later.
@@ -49,73 +51,98 @@ def rectangles(grid, block, flange, causal):
     return sees, blocks_apart * size + places[None] - places[:, None]
 
 
-def sliding(length, radius, is_strided, causal):
+def full(group, length, memory_length, causal):
+    """All tokens; causal: all up to the query.
+
+    The rules of groups whose pairs depend on nothing but the lengths are functions of
+    the group and of these, and so in `OF_GROUPS`.
+    """
+    i, j = np.ogrid[:length, :memory_length]
+    return (j <= i) | (not causal), j - i
+
+
+def sliding(group, length, memory_length, causal):
     """The tokens at most a radius away, and on request every multiple of it."""
-    i, j = np.ogrid[:length, :length]
-    apart = np.abs(i - j)
-    sees = (apart <= radius) | (is_strided & (apart % max(radius, 1) == 0))
-    return sees & ((j <= i) | (not causal)), j - i
+    earlier, distances = full(group, length, memory_length, causal)
+    apart, radius = np.abs(distances), group.radius
+    strided = group.is_strided & (apart % max(radius, 1) == 0)
+    return earlier & ((apart <= radius) | strided), distances
 
 
-def strided(length, memory_length, block, causal):
+def strided(group, length, memory_length, causal):
     """The same place in every block; causal: in every earlier one.
 
     Relative positions are differences of block.
     """
+    earlier, _ = full(group, length, memory_length, causal)
     i, j = np.ogrid[:length, :memory_length]
-    sees = (i % block == j % block) & ((j <= i) | (not causal))
-    return sees, j // block - i // block
+    block = int(np.prod(group.block_shape))
+    return earlier & (i % block == j % block), j // block - i // block
 
 
-def fixed(length, block, columns, arrangement, causal, num_heads, distinct=False):
+def fixed(group, length, memory_length, causal):
     """The own block and the last columns of every block, `[heads, length, length]`.
 
-    With `distinct` summaries head h has the columns before those of head h - 1.
+    With distinct summaries head h has the columns before those of head h - 1.
     """
-    i, j = np.ogrid[:length, :length]
-    own = i // block == j // block
-    heads = []
-    for head in range(num_heads):
-        end = block - columns * (head % (block // columns) if distinct else 0)
+    earlier, distances = full(group, length, memory_length, causal)
+    i, j = np.ogrid[:length, :memory_length]
+    block, columns = int(np.prod(group.block_shape)), group.num_summary_columns
+    own, heads = i // block == j // block, []
+    for head in range(group.num_heads):
+        place = head % (block // columns) if group.distinct_summaries else 0
+        end = block - columns * place
         summary = (j % block < end) & (j % block >= end - columns)
         summary = np.broadcast_to(summary, own.shape)
         seen = {"merged": own | summary, "summaries": summary}
-        seen["separate"] = own if head < num_heads // 2 else summary
-        heads.append(seen[arrangement])
-    return np.stack([seen & ((j <= i) | (not causal)) for seen in heads])
+        seen["separate"] = own if head < group.num_heads // 2 else summary
+        heads.append(earlier & seen[group.arrangement])
+    return np.stack(heads), distances
 
 
-def global_tokens(length, positions, window, causal):
+def global_tokens(group, length, memory_length, causal):
     """Some positions see all and are seen by all, the others see a sliding window.
 
     Under a causal mask the window is before the query.
     """
-    i, j = np.ogrid[:length, :length]
-    sees = np.isin(i, positions) | np.isin(j, positions)
-    if window is not None:
-        sees = sees | ((i - j < window) if causal else (np.abs(i - j) <= window // 2))
-    return sees & ((j <= i) | (not causal)), j - i
+    earlier, distances = full(group, length, memory_length, causal)
+    i, j = np.ogrid[:length, :memory_length]
+    sees = np.isin(i, group.global_positions) | np.isin(j, group.global_positions)
+    if group.attention_window is not None:
+        reach = group.attention_window - 1 if causal else group.attention_window // 2
+        sees = sees | (np.abs(distances) <= reach)
+    return earlier & sees, distances
 
 
-def random_blocks(length, block, drawn):
-    """Some other blocks: `drawn` `<int>[heads, blocks, number]`, or -1 for none.
+def random_blocks(group, length, memory_length, causal):
+    """Some other blocks, or none; who sees whom has an axis of heads in front."""
+    i, j = np.ogrid[:length, :memory_length]
+    drawn = group.random_blocks(-(-length // group.block_length), causal)
+    seen = drawn[:, np.arange(length) // group.block_length]
+    sees = seen[:, :, None] == (j // group.block_length)[..., None]
+    return np.any(sees, axis=-1), j - i
 
-    Who sees whom has an axis of heads in front.
+
+def block_pairs(group, length, memory_length, causal):
+    """One block of as even ones as there can be, for each head.
+
+    The mask of the paper: blocks are the floors of place * number / length.
     """
-    i, j = np.ogrid[:length, :length]
-    seen = drawn[:, np.arange(length) // block]
-    return np.any(seen[:, :, None] == (j // block)[..., None], axis=-1), j - i
-
-
-def block_pairs(length, pairs):
-    """One block of as even ones as there can be: `pairs` `<int>[heads, blocks]`.
-
-    Who sees whom has an axis of heads in front. The mask of the paper: blocks are the
-    floors of place * number / length.
-    """
-    i, j = np.ogrid[:length, :length]
-    block = np.arange(length) * pairs.shape[1] // length
+    i, j = np.ogrid[:length, :memory_length]
+    block = np.arange(length) * group.num_blocks // length
+    pairs = group.permutation_of_each_head()
     return pairs[:, block][..., None] == block, j - i
+
+
+OF_GROUPS = {
+    layers.FullHeads: full,
+    layers.SlidingHeads: sliding,
+    layers.StridedHeads: strided,
+    layers.FixedHeads: fixed,
+    layers.GlobalHeads: global_tokens,
+    layers.RandomBlockHeads: random_blocks,
+    layers.BlockPairHeads: block_pairs,
+}
 
 
 def axial(rows, columns, axis, causal):

@@ -12,41 +12,6 @@ native_sparse = functools.partial(
 synthesizer = functools.partial(zoo.SynthesizerHeads, HEADS, max_length=50)
 compressed = functools.partial(zoo.CompressedHeads, HEADS)
 
-# Each class, for six tokens or more.
-SMALL = {
-    "AxialHeads": functools.partial(zoo.AxialHeads, HEADS, width=3),
-    "BlockPairHeads": functools.partial(zoo.BlockPairHeads, HEADS),
-    "BlockTopKHeads": functools.partial(zoo.BlockTopKHeads, HEADS, 3, 2),
-    "ClusteredQueryHeads": functools.partial(
-        zoo.ClusteredQueryHeads, HEADS, 2, 2, num_iterations=1
-    ),
-    "CompressedHeads": functools.partial(
-        zoo.CompressedHeads, HEADS, ratio=2, attention_window=2
-    ),
-    "FeatureMapHeads": functools.partial(
-        zoo.FeatureMapHeads, HEADS, "positive", num_features=4
-    ),
-    "GlobalHeads": functools.partial(
-        zoo.GlobalHeads, HEADS, (0, 3), 4, num_learned_tokens=1
-    ),
-    "IndexedHeads": functools.partial(zoo.IndexedHeads, HEADS, 3, 2, 4, 2),
-    "InducedHeads": functools.partial(zoo.InducedHeads, HEADS, 3),
-    "LinformerHeads": functools.partial(zoo.LinformerHeads, HEADS, 8, 4),
-    "LongShortHeads": functools.partial(zoo.LongShortHeads, HEADS, 3, 2),
-    "LunaHeads": functools.partial(zoo.LunaHeads, HEADS, 3),
-    "NativeSparseHeads": functools.partial(zoo.NativeSparseHeads, HEADS, 4, 2, 4, 3),
-    "NystromHeads": functools.partial(zoo.NystromHeads, HEADS, 3),
-    "RandomBlockHeads": functools.partial(zoo.RandomBlockHeads, HEADS, 1, 2),
-    "SinkhornHeads": functools.partial(zoo.SinkhornHeads, HEADS, 4, gumbel_noise=False),
-    "SynthesizerHeads": functools.partial(
-        zoo.SynthesizerHeads, HEADS, max_length=8, rank=3
-    ),
-}
-ONLY_CAUSAL = ("NativeSparseHeads",)
-WITHOUT_DROPOUT = ("FeatureMapHeads", "NystromHeads")
-WITHOUT_WEIGHTS = ("AxialHeads", "BlockPairHeads", "BlockTopKHeads")
-WITHOUT_WEIGHTS += ("RandomBlockHeads", "SinkhornHeads")
-
 # What has a causal form, for up to 50 tokens, of which most queries see a few.
 CAUSAL = {
     "linear": functools.partial(zoo.FeatureMapHeads, HEADS, chunk_length=4),
@@ -105,6 +70,21 @@ NOT_CAUSAL = {
     "nystrom_of_few_tokens": functools.partial(zoo.NystromHeads, HEADS, 20),
 }
 ALL = {**CAUSAL, **UNSHIFTED, **NOT_CAUSAL}
+# One of each class, by its name.
+SMALL = {
+    ALL[kind].func.__name__: ALL[kind]
+    for kind in (
+        *("criss_cross", "block_pair", "best_blocks", "clustered_queries", "mean"),
+        *("performer", "learned", "indexed", "induced", "linformer", "long_short"),
+        *("luna", "native_sparse", "nystrom", "random_blocks", "sinkhorn"),
+        "synthesizer_factors",
+    )
+}
+# Few tokens have no other far blocks.
+SMALL["RandomBlockHeads"] = functools.partial(zoo.RandomBlockHeads, HEADS, 1, 2)
+ONLY_CAUSAL = ("NativeSparseHeads",)
+WITHOUT_DROPOUT = ("FeatureMapHeads", "NystromHeads")
+WITHOUT_WEIGHTS = ("AxialHeads", "RandomBlockHeads", "SinkhornHeads")
 # One logit for several tokens has no place for a bias of each.
 COMPRESSED = ("convolution", "convolution_and_window", "mean", "max")
 WITHOUT_BIAS = {"native_sparse", "native_sparse_shared", "sinkhorn", *COMPRESSED}

@@ -150,17 +150,6 @@ def test_a_state_may_have_longer_memories():
     golden_cases.assert_close(output[real], expected[real], 1e-5)
 
 
-def test_with_a_memory_of_all_before_it_is_transformer_xl():
-    layer, plain = built(memory_length=24), xl.built()
-    for name, weight in {w.path.split("/", 1)[1]: w for w in plain.weights}.items():
-        (same,) = (w for w in layer.weights if w.path.split("/", 1)[1] == name)
-        weight.assign(same)
-    x, real = padded_text()
-    expected, _ = golden_cases.run(plain, x, mask=real)
-    output, _ = golden_cases.run(layer, x, mask=real)
-    golden_cases.assert_close(output[real], expected[real], 1e-5)
-
-
 def test_the_loss_reaches_the_compression_alone():
     layer, (x, real) = built(), padded_text()
     options = {"inputs": x, "mask": real, "training": True}

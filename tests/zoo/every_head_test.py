@@ -101,6 +101,21 @@ def test_half_precision(kind):
     golden_cases.assert_close(output, expected, 0.05)
 
 
+@pytest.mark.parametrize("hidden", [-1e9, -np.inf])
+@pytest.mark.parametrize("kind", ["linear", "luna", "long_short"])
+def test_a_bias_hides_tokens(kind, hidden):
+    """As long as others are visible; what is hidden has no influence."""
+    attention, x = built_attention(kind), helpers.normal(BATCH, LENGTH, DIM)
+    bias = np.zeros((BATCH, LENGTH), "float32")
+    hides = (np.arange(LENGTH) % 5 == 3) | (np.arange(LENGTH) < 2)
+    bias[:, hides] = hidden
+    before, after = (
+        golden_cases.run(attention, each, token_bias=bias, use_causal_mask=True)[0]
+        for each in (x, x + hides[:, None].astype("float32"))
+    )
+    golden_cases.assert_close(after[:, ~hides], before[:, ~hides], 1e-5)
+
+
 @pytest.mark.parametrize("kind", kinds.some(cases.NOT_CAUSAL, ("nystrom", "induced")))
 def test_without_a_causal_form(kind):
     """Such heads refuse the mask; queries that see nothing get zero."""

@@ -173,16 +173,60 @@ def test_half_precision(name):
     golden_cases.assert_close(actual, expected, 0.1)
 
 
+HALF = {"dropout": 0.5}
+SEED = {"seed": 3}
+# What makes a layer, and the options with which it draws numbers in training.
+NOISY = {
+    "experts": (functools.partial(experts, 8, 2), {"router_jitter": 0.5, **SEED}),
+    "dropped experts": (functools.partial(experts, 8), {**HALF, **SEED}),
+    "memory": (
+        functools.partial(zoo.ProductKeyMemory, 2, 7, 4, 6),
+        {"input_dropout": 0.5, **SEED},
+    ),
+    "sinkhorn": (
+        lambda gumbel_noise=False: layers.MixedAttention(
+            [zoo.SinkhornHeads(2, 4, gumbel_noise=gumbel_noise, dropout_seed=3)], 4
+        ),
+        {"gumbel_noise": True},
+    ),
+    "routing": (
+        functools.partial(layers.RoutingAttention, 4, 6, 3, 5, num_local_heads=1),
+        {**HALF, **SEED},
+    ),
+    "feed-forward": (functools.partial(layers.FeedForward, 8), HALF),
+    "block": (functools.partial(block, None), HALF),
+}
+
+
+@pytest.mark.parametrize("name", NOISY)
+def test_noise_is_seeded_and_only_in_training(name):
+    make, noise = NOISY[name]
+    quiet, first, second = (make(**options) for options in ({}, noise, noise))
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    for layer in (quiet, first, second):
+        layer.build(x.shape)
+        helpers.randomize(layer)
+        layer.trainable = False  # no centroid moves
+    expected, _ = golden_cases.run(quiet, x, training=True)
+    np.testing.assert_allclose(golden_cases.run(first, x)[0], expected, rtol=1e-6)
+    a, b, c = (
+        golden_cases.run(each, x, training=True)[0] for each in (first, first, second)
+    )
+    assert np.any(a != expected) and np.any(a != b)
+    if noise is not HALF:
+        np.testing.assert_array_equal(a, c)
+
+
 DROPOUT = {"dropout": 0.1}
-NOISY = {**DROPOUT, "seed": 3}
+SEEDED = {**DROPOUT, **SEED}
 SAVED = {
     "causal": CASES["causal, routed"],
     "perceiver": functools.partial(CASES["perceiver"], **DROPOUT),
     "funnel": functools.partial(funnel, **DROPOUT),
-    "sparse": functools.partial(sparse, temperature=0.2, **NOISY),
-    "learner": functools.partial(CASES["learner"], **NOISY),
+    "sparse": functools.partial(sparse, temperature=0.2, **SEEDED),
+    "learner": functools.partial(CASES["learner"], **SEEDED),
     "experts": functools.partial(
-        experts, 4, 2, places="by_choice", router_jitter=0.1, **NOISY
+        experts, 4, 2, places="by_choice", router_jitter=0.1, **SEEDED
     ),
     "memory": functools.partial(memory, 3, use_bias=True, input_dropout=0.1, seed=3),
     "recurrent": functools.partial(

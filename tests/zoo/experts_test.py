@@ -1,9 +1,6 @@
 """Tests of feed-forward networks with experts, against a dense oracle of their own."""
 
 import json
-import os
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -14,6 +11,7 @@ from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers.support import replicas_test
 from tests.zoo.dense_blocks import weights_of
 
 BATCH, LENGTH, DIM, HIDDEN, EXPERTS = 2, 12, 6, 5, 3
@@ -204,21 +202,6 @@ def test_random_second_choices_are_taken_by_their_weights():
     assert np.any(outputs[0] != outputs[1])
 
 
-def test_jitter_is_seeded_and_only_in_training():
-    def layer(router_jitter=0.5):
-        return built(router_jitter=router_jitter, dropout=0.5, seed=5)
-
-    x = helpers.normal(1, LENGTH, DIM)
-    first, second = layer(), layer()
-    plain, _ = golden_cases.run(layer(0.0), x)
-    np.testing.assert_array_equal(golden_cases.run(first, x)[0], plain)
-    a, b, c = (
-        golden_cases.run(each, x, training=True)[0] for each in (first, first, second)
-    )
-    assert np.any(a != plain) and np.any(a != b)
-    np.testing.assert_array_equal(a, c)
-
-
 def test_experts_start_differently_at_the_scale_of_one():
     uniform = keras.initializers.GlorotUniform(seed=4)
     for initializer in ("glorot_uniform", uniform):
@@ -284,34 +267,6 @@ def test_blocks_decode_with_experts():
     golden_cases.assert_close(output, expected, 1e-5)
 
 
-def result_of(program, num_devices):
-    """Runs a program on some devices of a CPU and returns what it prints."""
-    environment = {
-        **os.environ,
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
-        "CUDA_VISIBLE_DEVICES": "",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    finished = subprocess.run(
-        [sys.executable, "-c", program, str(num_devices)],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert finished.returncode == 0, finished.stderr
-    return json.loads(finished.stdout.splitlines()[-1])
-
-
-def assert_same_training(one, several, tolerance):
-    """Compares outputs or losses, and weights by their paths."""
-    for a, b in zip(one[:-1], several[:-1], strict=True):
-        golden_cases.assert_close(b, a, tolerance)
-    assert one[-1].keys() == several[-1].keys()
-    for name, weight in one[-1].items():
-        golden_cases.assert_close(several[-1][name], weight, tolerance, 1e-6, name)
-
-
 # Trains a step with the experts on one device or shared out among four.
 PROGRAM = """
 import json, sys
@@ -351,46 +306,12 @@ print(json.dumps([output.tolist(), loss, weights]))
     keras.backend.backend() != "jax", reason="Keras shares weights out on JAX"
 )
 def test_four_devices_compute_what_one_does():
-    assert_same_training(result_of(PROGRAM, 1), result_of(PROGRAM, 4), 1e-5)
-
-
-# Replicas wait for each other in routed heads, between the losses of two layers.
-REPLICAS = """
-import contextlib, json, sys
-import keras, numpy as np, tensorflow as tf
-from routing_tf import layers, zoo
-
-scope = contextlib.nullcontext()
-if sys.argv[1] == "2":
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    devices = [tf.config.LogicalDeviceConfiguration()] * 2
-    tf.config.set_logical_device_configuration(cpu, devices)
-    scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
-with scope:
-    x = inputs = keras.Input((12, 10))
-    for number in range(2):
-        experts = zoo.MixtureOfExperts(
-            3, 4, 3, load_balancing_weight=0.0, z_loss_weight=1.0, name=f"moe{number}"
-        )
-        attention = layers.MixedAttention([layers.RoutedHeads(2, 3, 5)], key_dim=6)
-        x = layers.TransformerBlock(attention, experts, name=f"block{number}")(x)
-    model = keras.Model(inputs, x)
-    model.compile(keras.optimizers.SGD(0.1), loss="mse")
-random = np.random.default_rng(0)
-values = [random.normal(size=weight.shape) for weight in model.weights]
-model.set_weights([np.abs(value) for value in values])
-x = random.normal(size=(4, 12, 10)).astype("float32")
-settings = {"batch_size": 4, "shuffle": False, "verbose": 0}
-losses = [model.fit(x, x, **settings).history["loss"] for _ in range(2)]
-routers = [w for w in model.weights if w.name == "router_kernel"]
-weights = {w.path: keras.ops.convert_to_numpy(w).tolist() for w in routers}
-print(json.dumps([losses, weights]))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="Replicas of TensorFlow"
-)
-def test_each_replica_has_its_own_losses():
-    assert_same_training(result_of(REPLICAS, 1), result_of(REPLICAS, 2), 1e-4)
+    (*one, weights), (*several, other_weights) = (
+        json.loads(replicas_test.lines_of(PROGRAM, str(number), number)[-1])
+        for number in (1, 4)
+    )
+    for actual, expected in zip(several, one, strict=True):
+        golden_cases.assert_close(actual, expected, 1e-5)
+    assert other_weights.keys() == weights.keys()
+    for name, weight in weights.items():
+        golden_cases.assert_close(other_weights[name], weight, 1e-5, 1e-6, name)

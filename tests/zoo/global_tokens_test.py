@@ -46,7 +46,7 @@ def test_learned_tokens_are_seen_by_all(causal):
 
     output, _ = golden_cases.run(group, query, key, value, **options)
 
-    sees, _ = patterns.global_tokens(11, (4,), 3, causal)
+    sees, _ = patterns.global_tokens(group, 11, 11, causal)
     sees = np.broadcast_to(real[:, None, None] & sees, (BATCH, HEADS, 11, 11))
     dot_product = group.dot_product
     learned = golden_cases.to_numpy(

@@ -149,21 +149,3 @@ def test_equals_the_code_of_the_paper():
     ends = np.arange(4, output.shape[1]) % segment == segment - 1
     golden_cases.assert_close(ours[:, ~ends], expected[:, ~ends], 1e-5)
     assert golden_cases.relative_error(ours[:, ends], expected[:, ends]) > 0.01
-
-
-@pytest.mark.parametrize("hidden", [-1e9, -np.inf])
-def test_a_bias_hides_tokens(hidden):
-    group = helpers.built(zoo.LongShortHeads(HEADS, 3, 4, 2))
-    arrays = helpers.streams(12)
-    hides = np.arange(12)[None] < [[5], [2]]
-    outputs = [
-        golden_cases.run(group, *arrays, use_causal_mask=True, **how)[0]
-        for how in (
-            {"token_bias": np.where(hides, hidden, 0.0).astype("float32")},
-            {"value_mask": ~hides},
-        )
-    ]
-    seen = np.broadcast_to(~hides[:, None], outputs[0].shape[:3])
-    # A segment that is hidden as a whole is there all the same.
-    seen = seen & ((np.arange(12) < 4) | (np.arange(2) > 0)[:, None])[:, None]
-    golden_cases.assert_close(outputs[0][seen], outputs[1][seen], 1e-5)

@@ -58,19 +58,3 @@ def test_equals_the_code_of_the_paper(name, heads):
         attention, golden["input"], use_causal_mask=name == "causal"
     )
     golden_cases.assert_close(output, golden[name], 1e-5)
-
-
-@pytest.mark.parametrize("hidden, causal", [(-1e9, True), (-np.inf, False)])
-def test_a_bias_hides_tokens(hidden, causal):
-    group = helpers.built(zoo.LunaHeads(HEADS, PACKED))
-    arrays = helpers.streams(LENGTH)
-    bias = np.zeros((2, LENGTH), "float32")
-    bias[:, 4:7] = hidden
-    changed = [arrays[0], *(x.copy() for x in arrays[1:])]
-    for x in changed[1:]:
-        x[:, :, 4:7] += 1.0
-    outputs = [
-        golden_cases.run(group, *a, token_bias=bias, use_causal_mask=causal)[0]
-        for a in (arrays, changed)
-    ]
-    golden_cases.assert_close(*outputs, 1e-6)

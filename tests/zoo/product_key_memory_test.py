@@ -93,18 +93,6 @@ def test_finds_the_best_of_all_keys(query_norm):
     golden_cases.assert_close(golden_cases.run(layer, x)[0], expected, 1e-5)
 
 
-def test_dropout_is_seeded_and_only_in_training():
-    x = helpers.normal(2, 5, 6, seed=1)
-    outputs = []
-    for _ in range(2):
-        layer = built(input_dropout=0.5, seed=3)
-        outputs.append(golden_cases.run(layer, x, training=True)[0])
-    np.testing.assert_array_equal(*outputs)
-    plain, _ = golden_cases.run(built(), x, training=True)
-    assert np.any(outputs[0] != plain)
-    np.testing.assert_array_equal(golden_cases.run(layer, x)[0], plain)
-
-
 def test_mixed_precision_compares_scores_in_float32():
     layer, exact = built(dtype="mixed_bfloat16"), built()
     x = ops.cast(helpers.normal(2, 5, 6, seed=1), "bfloat16")

@@ -73,6 +73,11 @@ def expected_output(group, query, key, value, real, bias, causal):
     """The formula: a softmax over the keys of all rounds, each divided by N."""
     query, key = vectors(group, query, key)
     read, offered = buckets(group, query), buckets(group, key)
+    if group.qk_norm:  # buckets are those of vectors without it
+        size, scales = DIM**0.5, [group.query_scale, group.key_scale]
+        query_scale, key_scale = golden_cases.to_numpy(scales)
+        query = helpers.mean_square_norm(query * size) / size * query_scale
+        key = helpers.mean_square_norm(key) * key_scale
     output, readable, itself = np.zeros(value.shape), real, np.eye(real.shape[1]) > 0
     if group.key_shift:
         value, bias, readable = helpers.read_with_keys(value, bias, real)
@@ -105,6 +110,7 @@ CASES = {
     "rotation": {"hash": "rotation", "num_rounds": 2, "num_buckets": 6},
     "unit keys": {"normalization": "unit_keys", "num_rounds": 2},
     "reformer": REFORMER,
+    "normalised": {**REFORMER, "qk_norm": True},
     "many buckets": {**REFORMER, "num_buckets": 16},
     "window of 1": {**REFORMER, "window": 1},
     "long window": {**REFORMER, "window": 40},
@@ -123,7 +129,7 @@ CAUSAL_CASES = {
 
 
 WAYS = [(case, True) for case in CAUSAL_CASES] + [(case, False) for case in CASES]
-FEW = [(case, True) for case in ("signs", "reformer", "apart, shifted")]
+FEW = [(case, True) for case in ("signs", "reformer", "normalised", "apart, shifted")]
 FEW += [(case, False) for case in ("rotation", "reformer")]
 
 

@@ -116,19 +116,6 @@ def test_hands_settings_to_its_heads_and_keeps_them(options, clustering):
         routed.routing_scope = "past"
 
 
-def test_seed_decides_the_dropout():
-    x = helpers.normal(1, 12, 8)
-    settings = {**SETTINGS, "num_local_heads": 1, "dropout": 0.5}
-    outputs = []
-    for seed in (3, 3, 4):
-        attention = layers.RoutingAttention(**settings, seed=seed)
-        attention.build(x.shape)
-        helpers.randomize(attention)
-        outputs.append(golden_cases.run(attention, x, training=True)[0])
-    np.testing.assert_array_equal(outputs[0], outputs[1])
-    assert not np.array_equal(outputs[0], outputs[2])
-
-
 def test_refuses_other_settings_of_the_clustering():
     with pytest.raises(ValueError, match="`clustering`.*Received: .*'num_clusters'"):
         layers.RoutingAttention(4, 8, 3, 5, clustering={"num_clusters": 3})

@@ -172,16 +172,6 @@ def test_fills_and_keeps_the_keras_mask(norm_position, remat):
     golden_cases.assert_close(by_mask, by_argument, 1e-5)
 
 
-def test_dropout_acts_in_training_only():
-    x = sequence()
-    block = built_block(dropout=0.5)
-    outputs = [golden_cases.run(block, x)[0] for _ in range(2)]
-    np.testing.assert_array_equal(*outputs)
-    np.testing.assert_array_equal(outputs[0], golden_cases.run(built_block(), x)[0])
-    outputs = [golden_cases.run(block, x, training=True)[0] for _ in range(2)]
-    assert np.mean(outputs[0] != outputs[1]) > 0.5
-
-
 def test_takes_parts_that_are_built():
     attention = built_block().attention
     kernel = golden_cases.to_numpy(attention.query_kernel)

@@ -37,30 +37,6 @@ def test_near_zero_queries_that_see_the_same_read_the_same(kind):
     assert without > 0.1 and within < 1e-5
 
 
-@pytest.mark.parametrize("normalization", ["layer", "unit_keys"])
-def test_hashed_heads_choose_by_what_is_not_normalised(normalization):
-    """Who sees whom is what heads without `qk_norm` say."""
-    query, _, value = sequences()
-    eye = np.broadcast_to(
-        np.eye(LENGTH, dtype="float32"), (BATCH, HEADS, *[LENGTH] * 2)
-    )
-    outputs = []
-    for qk_norm, x in ((False, eye), (True, value)):
-        group = layers.HashedHeads(
-            HEADS, 4, 6, normalization=normalization, qk_norm=qk_norm
-        )
-        group.build(query.shape, query.shape, x.shape)
-        group.projections.assign(helpers.normal(*group.projections.shape))
-        outputs.append(golden_cases.run(group, query, None, x, use_causal_mask=True)[0])
-    if normalization == "layer":
-        vectors = helpers.normalize(query), helpers.normalize(query)
-    else:
-        vectors = (helpers.mean_square_norm(query * DIM**0.5) / DIM**0.5,)
-        vectors += (helpers.mean_square_norm(query),)
-    expected, _ = helpers.dense_attention(*vectors, value, outputs[0] > 0)
-    golden_cases.assert_close(outputs[1], expected, 2e-5)
-
-
 @every_way
 def test_as_in_gemma(way):
     """Gemma 2 has the cap, Gemma 3 the norms, with scales one more than its weights."""

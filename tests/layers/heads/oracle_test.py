@@ -194,6 +194,10 @@ CASES = {
         **relative(3),
         **CAUSAL,
     ),
+    # The sound routing is the default.
+    "Routed by default": case("Routed", **ROUTED, **SEPARATE),
+    "Routed by default, memory": case("Routed", memory=7, **ROUTED, **SEPARATE),
+    "last members by default": case("Routed", **ROUTED, **SEPARATE, **CAUSAL),
     "ClusterStrided": case("ClusterStrided", **ROUTED, **relative(2)),
     "ClusterStrided, memory": case("ClusterStrided", memory=7, **ROUTED, **relative(2)),
     "ClusterStrided, prefix": case(
@@ -202,6 +206,8 @@ CASES = {
     "Hashed": case("Hashed", **HASHED, **relative(2)),
     "Hashed, memory": case("Hashed", memory=7, **HASHED, **relative(2)),
     "Hashed, apart": case("Hashed", **HASHED, **SEPARATE, **relative(30), **CAUSAL),
+    # Buckets are those of vectors without the scales of the norms.
+    "Hashed, normalised": case("Hashed", qk_norm=True, **HASHED, **CAUSAL),
     "Random, apart": case("Random", **ROUTED, **SEPARATE, **relative(2)),
     "Random, memory": case("Random", memory=7, **ROUTED, **relative(2)),
 }

@@ -86,7 +86,7 @@ def test_strided_heads_see_padding_as_in_the_release():
     value[0, 0, 4] = 0.0
     value[1, :, 8] = 0.0  # not the first row
     value[0, :, 9] = 0.0  # not at the start of a block
-    sees, _ = patterns.strided(12, 12, 4, causal=True)
+    sees, _ = patterns.strided(group, 12, 12, causal=True)
 
     output, _ = golden_cases.run(
         group,

@@ -3,7 +3,6 @@
 import functools
 
 import keras
-import numpy as np
 import pytest
 
 from routing_tf import layers
@@ -63,24 +62,6 @@ def test_models_and_blocks_hand_the_scope_of_a_call_on():
         other.inputs["inputs"], expected.inputs["inputs"]
     )
     assert error > 1e-2
-
-
-def test_the_sound_routing_is_the_default():
-    """Token choice in causal self-attention, else expert choice."""
-    query, key, value = tokens()
-    for options, sound in (
-        ({"use_causal_mask": True}, "token_choice"),
-        ({}, "expert_choice"),
-        ({"is_cross_attention": True}, "expert_choice"),
-    ):
-        outputs = []
-        for routing in ({}, {"routing": sound}):
-            group = RoutedHeads(HEADS, CLUSTERS, 5, share_query_key=False, **routing)
-            group.build(*[query.shape] * 3)
-            helpers.randomize(group)
-            outputs.append(golden_cases.run(group, query, key, value, **options)[0])
-            assert group.get_config()["routing"] == routing.get("routing")
-        np.testing.assert_array_equal(*outputs)
 
 
 @pytest.mark.parametrize(

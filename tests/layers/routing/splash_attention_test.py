@@ -1,5 +1,7 @@
 """Tests of attention inside clusters by the splash kernel of JAX."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -9,10 +11,12 @@ from routing_tf import layers
 from routing_tf.layers.routing import splash_attention
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers.softmax import fused_attention_test as fused
 
-BATCH, HEADS, LENGTH, DIM = 2, 2, 150, 12
-ON_JAX = keras.backend.backend() == "jax"
-on_jax = pytest.mark.skipif(not ON_JAX, reason="the kernel is that of JAX")
+BATCH, HEADS, LENGTH, DIM = fused.BATCH, fused.HEADS, 150, fused.DIM
+routed = functools.partial(layers.RoutedHeads, HEADS, 4, 20)
+hashed = functools.partial(layers.HashedHeads, HEADS, 4, 20)
+on_jax = fused.on_jax
 
 
 @pytest.fixture
@@ -22,60 +26,40 @@ def interpreted(monkeypatch):
     monkeypatch.setattr(splash_attention, "LARGEST_BLOCK", 128)
 
 
-def built_group(implementation, cls=layers.RoutedHeads, **options):
-    options = {"attention_implementation": implementation, **options}
-    group = cls(HEADS, 4, 20, name="heads", **options)
-    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+built_group = functools.partial(fused.built_group, length=LENGTH)
+results = functools.partial(fused.results, length=LENGTH)
 
 
-def inputs(**options):
-    query, value = (
-        helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed) for seed in range(2)
-    )
-    return {"query": query, "value": value, "use_causal_mask": True, **options}
-
-
-def results(implementation, padding, **options):
-    group = built_group(implementation, **options)
-    masks = {}
-    if padding:
-        real = helpers.mask_with_a_hole(LENGTH, LENGTH, 99)
-        masks = {"query_mask": real, "value_mask": real}
-    upstream = helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=5)
-
-    def objective(output, losses):
-        return ops.sum(ops.cast(output, "float32") * upstream) + sum(losses)
-
-    arguments = inputs(training=True, **masks)
-    found = golden_cases.gradients(group, objective, arguments, ("query", "value"))
-    state = [golden_cases.to_numpy(x) for x in group.non_trainable_variables]
-    return [found.outputs, *found.inputs.values(), *state]
+def inputs(group, **options):
+    return {**fused.inputs(group, LENGTH), "use_causal_mask": True, **options}
 
 
 @on_jax
 @pytest.mark.parametrize(
-    "padding, options",
+    "padded, make, key_shift",
     [
-        (True, {}),
-        (True, {"key_shift": 1}),
-        pytest.param(False, {"key_shift": 1}, marks=pytest.mark.thorough),
-        pytest.param(True, {"cls": layers.HashedHeads}, marks=pytest.mark.thorough),
+        (True, routed, 0),
+        (True, routed, 1),
+        pytest.param(False, routed, 1, marks=pytest.mark.thorough),
+        pytest.param(True, hashed, 0, marks=pytest.mark.thorough),
     ],
 )
-def test_equals_the_plain_path(padding, options, interpreted):
-    expected = results("plain", padding, **options)
-    found = results("splash", padding, **options)
-    for actual, wanted in zip(found, expected, strict=True):
-        golden_cases.assert_close(actual, wanted, 1e-5)
-    assert np.any(found[0] != 0.0) and (not padding or np.any(found[0] == 0.0))
+def test_equals_the_plain_path(padded, make, key_shift, interpreted):
+    options = {"padded": padded, "key_shift": key_shift}
+    (actual, moved), (expected, state) = (
+        results(make, each, **options) for each in ("splash", "plain")
+    )
+    helpers.assert_same_results(actual, expected)
+    for found, wanted in zip(moved, state, strict=True):
+        golden_cases.assert_close(found, wanted, 1e-5)
+    output = actual.outputs
+    assert np.any(output != 0.0) and (not padded or np.any(output == 0.0))
 
 
 @on_jax
 def test_equals_the_plain_path_in_bfloat16(interpreted):
     outputs = [
-        results(each, True, dtype="mixed_bfloat16")[0].astype("float32")
+        results(routed, each, dtype="mixed_bfloat16")[0].outputs.astype("float32")
         for each in ("splash", "plain")
     ]
     golden_cases.assert_close(*outputs, 2e-2)
@@ -83,11 +67,11 @@ def test_equals_the_plain_path_in_bfloat16(interpreted):
 
 @on_jax
 def test_later_tokens_change_no_bit_of_earlier_outputs(interpreted):
-    group = built_group("splash", key_shift=1)
+    group = built_group(routed, "splash", key_shift=1)
     call = helpers.compiled(
         lambda query, value: group(query, None, value, use_causal_mask=True)
     )
-    query, value = (inputs()[name] for name in ("query", "value"))
+    query, value = (inputs(group)[name] for name in ("query", "value"))
     before = call(query, value)
     for seed, last in ((7, 40), (8, 101), (9, 140)):
         later = (np.arange(LENGTH) > last)[:, None]
@@ -101,7 +85,7 @@ def test_a_step_is_lowered_for_tpus(monkeypatch):
     """The kernel is in it, forward and for both gradients."""
     import jax
 
-    group = built_group("auto", key_shift=1)
+    group = built_group(routed, "auto", key_shift=1)
     monkeypatch.setattr(splash_attention, "lack_of_device", lambda: None)
 
     def loss(query, value):
@@ -109,7 +93,7 @@ def test_a_step_is_lowered_for_tpus(monkeypatch):
             return ops.sum(group(query, None, value, use_causal_mask=True))
 
     step = jax.jit(jax.grad(loss, argnums=(0, 1)))
-    arguments = [inputs()[name] for name in ("query", "value")]
+    arguments = [inputs(group)[name] for name in ("query", "value")]
     exported = jax.export.export(step, platforms=["tpu"])(*arguments)
     assert exported.mlir_module().count("tpu_custom_call") == 3
 
@@ -129,19 +113,16 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_needs_logits_is_refused(reason, interpreted):
     options, arguments = REFUSED[reason]
-    group = built_group("splash", **options)
-    arguments = inputs(**arguments)
-    if group.needs_keys:
-        arguments["key"] = arguments["query"]
+    group = built_group(routed, "splash", **options)
     with pytest.raises(ValueError, match=f'must be "auto" or "plain".*{reason}'):
-        group(**arguments)
+        group(**inputs(group, **arguments))
 
 
 def test_the_kernel_needs_a_tpu():
-    group = built_group("splash")
-    reason = "there is no TPU" if ON_JAX else "the kernel is JAX's"
+    group = built_group(routed, "splash")
+    reason = "there is no TPU" if fused.ON_JAX else "the kernel is JAX's"
     with pytest.raises(ValueError, match=reason):
-        group(**inputs())
+        group(**inputs(group))
 
 
 def test_other_heads_are_plain():

@@ -28,43 +28,46 @@ ON_JAX = keras.backend.backend() == "jax"
 on_jax = pytest.mark.skipif(not ON_JAX, reason="the kernels are those of JAX")
 
 
-def inputs(group):
+def inputs(group, length=LENGTH):
     query, key, value = (
-        helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed) for seed in range(3)
+        helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)
     )
     return {"query": query, "key": key if group.needs_keys else None, "value": value}
 
 
-def built_group(kind, **options):
-    group = KINDS[kind](token_bias_weight="trainable", **options)
-    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+def built_group(make, implementation="plain", length=LENGTH, **options):
+    group = make(name="heads", attention_implementation=implementation, **options)
+    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
     helpers.randomize(group)
     return group
 
 
-def results(kind, implementation, key_shift, dtype):
-    """Outputs and gradients of a group, under a causal mask with padding."""
-    group = built_group(
-        kind, attention_implementation=implementation, key_shift=key_shift, dtype=dtype
-    )
-    real = helpers.mask_with_a_hole(LENGTH, LENGTH, 23)
-    upstream = helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=5)
+def results(
+    make, implementation, length=LENGTH, has_bias=False, padded=True, **options
+):
+    """The results of a group, under a causal mask, and the state that it leaves."""
+    if has_bias:
+        options["token_bias_weight"] = "trainable"
+    group = built_group(make, implementation, length, **options)
+    arguments = {**inputs(group, length), "use_causal_mask": True, "training": True}
+    if padded:
+        real = helpers.mask_with_a_hole(length, length, 2 * length // 3)
+        arguments |= {"query_mask": real, "value_mask": real}
+    if has_bias:
+        arguments["token_bias"] = helpers.normal(BATCH, length, seed=4)
+    upstream = helpers.normal(BATCH, HEADS, length, DIM, seed=5)
     found = golden_cases.gradients(
         group,
-        lambda output, losses: ops.sum(ops.cast(output, "float32") * upstream),
-        {
-            **inputs(group),
-            "query_mask": real,
-            "value_mask": real,
-            "token_bias": helpers.normal(BATCH, LENGTH, seed=4),
-            "use_causal_mask": True,
-        },
+        lambda output, losses: (
+            ops.sum(ops.cast(output, "float32") * upstream) + sum(losses)
+        ),
+        arguments,
         wrt=("query", "value"),
     )
-    gradients = {**found.inputs, **found.variables}
-    return found.outputs, {name.split("/")[-1]: x for name, x in gradients.items()}
+    return found, golden_cases.to_numpy(group.non_trainable_variables)
 
 
+of_fused = functools.partial(results, has_bias=True)
 each_kind = pytest.mark.parametrize(
     "kind, key_shift", [(kind, int(kind != "full")) for kind in KINDS]
 )
@@ -73,19 +76,20 @@ each_kind = pytest.mark.parametrize(
 @on_jax
 @each_kind
 def test_equals_the_plain_path(kind, key_shift):
-    expected, by_what = results(kind, "plain", key_shift, "float32")
-    output, gradients = results(kind, "xla", key_shift, "float32")
-    golden_cases.assert_close(output, expected, 1e-5)
-    assert len(gradients) >= 3
-    for name, gradient in gradients.items():
-        golden_cases.assert_close(gradient, by_what[name], 1e-4)
+    (actual, _), (expected, _) = (
+        of_fused(KINDS[kind], each, key_shift=key_shift) for each in ("xla", "plain")
+    )
+    assert len(expected.inputs | expected.variables) >= 3
+    helpers.assert_same_results(actual, expected, 1e-4)
 
 
 @on_jax
 def test_equals_the_plain_path_in_bfloat16():
-    expected, _ = results("token choice", "plain", 1, "bfloat16")
-    output, _ = results("token choice", "xla", 1, "bfloat16")
-    golden_cases.assert_close(output, expected, 0.05)
+    options = {"key_shift": 1, "dtype": "bfloat16"}
+    (actual, _), (expected, _) = (
+        of_fused(KINDS["token choice"], each, **options) for each in ("xla", "plain")
+    )
+    golden_cases.assert_close(actual.outputs, expected.outputs, 0.05)
 
 
 def _has_gpu():
@@ -99,12 +103,11 @@ def _has_gpu():
 @pytest.mark.skipif(not _has_gpu(), reason="cuDNN needs a GPU")
 @each_kind
 def test_cudnn_equals_the_plain_path(kind, key_shift):
-    expected, by_what = results(kind, "plain", key_shift, "bfloat16")
-    output, gradients = results(kind, "cudnn", key_shift, "bfloat16")
-    golden_cases.assert_close(output, expected, 0.05)
-    for name, gradient in gradients.items():
-        largest = np.abs(by_what[name]).max()
-        golden_cases.assert_close(gradient / largest, by_what[name] / largest, 0.05)
+    options = {"key_shift": key_shift, "dtype": "bfloat16"}
+    (actual, _), (expected, _) = (
+        of_fused(KINDS[kind], each, **options) for each in ("cudnn", "plain")
+    )
+    helpers.assert_same_results(actual, expected, 0.05)
 
 
 def lowered(kind, monkeypatch, **options):
@@ -114,7 +117,7 @@ def lowered(kind, monkeypatch, **options):
 
     # No machine without a GPU has cuDNN.
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91000)
-    group = built_group(kind, attention_implementation="cudnn", **options)
+    group = built_group(KINDS[kind], "cudnn", **options)
     arrays = inputs(group)
     half = {
         name: None if x is None else x.astype("bfloat16") for name, x in arrays.items()
@@ -236,8 +239,8 @@ def test_a_batch_of_unknown_size_is_refused():
 
 
 def test_auto_is_plain_without_a_gpu_and_says_so_once():
-    group = built_group("local", attention_implementation="auto")
-    plain = built_group("local")
+    group = built_group(KINDS["local"], "auto")
+    plain = built_group(KINDS["local"])
     fused_attention.warn_once.cache_clear()  # earlier tests may have been told
     with pytest.warns(UserWarning) as warned:
         for _ in range(2):
@@ -256,7 +259,7 @@ def without_flash_attention():
 
 
 def test_the_switch_of_keras_makes_plain_of_auto(without_flash_attention):
-    group = built_group("local", attention_implementation="auto")
+    group = built_group(KINDS["local"], "auto")
     fused_attention.warn_once.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

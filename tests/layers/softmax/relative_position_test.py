@@ -5,20 +5,6 @@ import pytest
 
 from routing_tf.layers import RelativePosition
 from tests import golden_cases
-from tests.layers import helpers
-
-KEY_DIM, VALUE_DIM = 6, 5
-
-
-def test_tables_and_settings():
-    helpers.assert_keeps_settings(RelativePosition(3, embeddings_initializer="ones"))
-    layer = RelativePosition(3)
-    layer.build((2, 3, 4, KEY_DIM), (2, 3, 4, VALUE_DIM))
-    found = {(w.name, tuple(w.shape), w.trainable) for w in layer.weights}
-    assert found == {
-        ("key_embeddings", (7, KEY_DIM), True),
-        ("value_embeddings", (7, VALUE_DIM), True),
-    }
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests import golden_cases
 PROGRAM = """
 import contextlib, json, sys
 import keras, numpy as np
-from routing_tf import layers
+from routing_tf import layers, zoo
 
 backend = keras.backend.backend()
 if backend == "tensorflow":
@@ -55,7 +55,15 @@ def build(options):
         remat=options["remat"],
     )
     padding = {"padding_mask": inputs[1]} if options["masked"] else {}
-    model = keras.Model(inputs, block(inputs[0], **padding))
+    x = block(inputs[0], **padding)
+    # Replicas wait for each other in routed heads, between the losses of two layers.
+    for number in range(2 * options["experts"]):
+        experts = zoo.MixtureOfExperts(
+            3, 4, 3, load_balancing_weight=0.0, z_loss_weight=1.0, name=f"moe{number}"
+        )
+        attention = layers.MixedAttention([layers.RoutedHeads(2, 3, 5)], key_dim=6)
+        x = layers.TransformerBlock(attention, experts, name=f"block{number}")(x)
+    model = keras.Model(inputs, x)
     # Without a loss of their own, tokens differ in number from replica to replica.
     zero = lambda y, output: 0.0 * keras.ops.mean(output, axis=(1, 2))
     model.compile(keras.optimizers.SGD(options["rate"]), loss=zero)
@@ -68,6 +76,7 @@ def build(options):
 def train(num_devices, **options):
     keras.utils.clear_session()
     options = {"rate": 0.5, "masked": True, "remat": False, "groups": {}, **options}
+    options = {"experts": False, **options}
     rows = options.pop("rows", 4)
     scope = contextlib.nullcontext()
     if num_devices == 2 and backend == "tensorflow":
@@ -103,33 +112,34 @@ RUNS = [
     # Keras adds up the rows of a first batch, so it is the second that has three. JAX
     # divides each batch evenly.
     *(
-        [{"rows": 7, "masked": False}]
+        [
+            {"rows": 7, "masked": False},
+            {"experts": True, "masked": False, "rate": 0.001},
+        ]
         if keras.backend.backend() == "tensorflow"
         else []
     ),
 ]
 
 
-def run_on_two_devices():
-    """Yields the losses and states of one device and of two, of each run."""
+def lines_of(program, argument, num_devices):
+    """Runs a program on some devices of a CPU; returns the lines that it prints."""
     environment = {
         **os.environ,
         "KERAS_BACKEND": keras.backend.backend(),
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={num_devices}",
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
     finished = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(RUNS)],
+        [sys.executable, "-c", program, argument],
         env=environment,
         capture_output=True,
         text=True,
     )
     assert finished.returncode == 0, finished.stderr
-    for line in finished.stdout.splitlines():
-        if line.startswith("found "):
-            yield json.loads(line.removeprefix("found "))
+    return finished.stdout.splitlines()
 
 
 def assert_same(options, alone, shared):
@@ -149,7 +159,9 @@ def assert_same(options, alone, shared):
 )
 def test_two_devices_train_as_one():
     """They have its state and gradients, revived centroids and thresholds, too."""
-    found = list(run_on_two_devices())
+    lines = lines_of(PROGRAM, json.dumps(RUNS), 2)
+    lines = [line for line in lines if line.startswith("found ")]
+    found = [json.loads(line.removeprefix("found ")) for line in lines]
     for options, (alone, shared) in zip(RUNS, found, strict=True):
         assert_same(options, alone, shared)
     states = [alone[1][0] for alone, _ in found]

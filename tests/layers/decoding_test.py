@@ -172,27 +172,8 @@ FEW_MEMORIES = ("experts_apart", "hashed", "local", "strided", "performer")
 def test_steps_of_attention_to_a_memory(kind):
     options = {"qk_norm": kind in ("experts_apart", "local")}
     layer = attention(kinds.MEMORIES[kind](), use_gate=True, **options)
-    x, memory = normal(2, 9, DIM), normal(2, 17, DIM, seed=1)
-    query_mask = helpers.mask_with_a_hole(9, 9, 7)
-    real, bias = helpers.tail_mask(17, 17, 12), normal(2, 17, seed=2)
-
-    def both(x, query_mask, memory, real, bias):
-        about = {"value_mask": real}
-        if kind not in cases.WITHOUT_BIAS:
-            about["token_bias"] = bias
-        cache = layer.make_cache(2, 9, value=memory, **about)
-        first, cache = layer(
-            x[:, :1], value=memory, query_mask=query_mask[:, :1], cache=cache
-        )
-        layer(x[:, 3:4], cache=cache, cache_index=np.int32(1))
-        rest, _ = layer(
-            x[:, 1:], query_mask=query_mask[:, 1:], cache=cache, cache_index=np.int32(1)
-        )
-        expected = layer(x, value=memory, query_mask=query_mask, **about)
-        return expected, ops.concatenate([first, rest], axis=1)
-
-    expected, steps = called_once(both)(x, query_mask, memory, real, bias)
-    golden_cases.assert_close(steps[query_mask], expected[query_mask], 1e-5)
+    has_bias = kind not in cases.WITHOUT_BIAS
+    helpers.assert_steps_read_a_memory(layer, DIM, has_bias)
 
 
 def test_a_block_hands_its_caches_on():

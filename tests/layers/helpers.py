@@ -229,15 +229,6 @@ def one_earlier(x, axis):
     return moved
 
 
-def read_with_keys(value, bias, real):
-    """Values, biases and masks of the positions after those of their keys.
-
-    The mask is False where the position itself is padding, too.
-    """
-    real = real & one_earlier(real, 1)
-    return one_earlier(value, 2), one_earlier(bias, 1), real
-
-
 def last_members(clusters, real, window, read=None, key_shift=0):
     """The rule "the last `window` members of the cluster that you read".
 
@@ -342,18 +333,28 @@ def in_pieces(call, sizes, arrays, state):
     return np.concatenate(outputs, axis=1), state
 
 
-def assert_steps_read_a_memory(attention, dim):
+def assert_steps_read_a_memory(layer, dim, has_bias=True):
     """Fails unless steps of attention to another sequence equal that in one pass."""
-    x, memory = normal(2, 4, dim), normal(2, 11, dim, seed=1)
-    real = mask_with_a_hole(11, 11, 7)
+    x, memory = normal(2, 9, dim), normal(2, 17, dim, seed=1)
+    query_mask = mask_with_a_hole(9, 9, 7)
+    about = {"value_mask": tail_mask(17, 17, 12)}
+    about |= {"token_bias": normal(2, 17, seed=2)} if has_bias else {}
 
-    def both(x, memory, real):
-        cache = attention.make_cache(2, 4, value=memory, value_mask=real)
-        steps, _ = attention(x, cache=cache)
-        return steps, attention(x, value=memory, value_mask=real)
+    def both(x, query_mask, memory, about):
+        cache = layer.make_cache(2, 9, value=memory, **about)
+        first, cache = layer(
+            x[:, :1], value=memory, query_mask=query_mask[:, :1], cache=cache
+        )
+        layer(x[:, 3:4], cache=cache, cache_index=np.int32(1))
+        rest, _ = layer(
+            x[:, 1:], query_mask=query_mask[:, 1:], cache=cache, cache_index=np.int32(1)
+        )
+        expected = layer(x, value=memory, query_mask=query_mask, **about)
+        return expected, keras.ops.concatenate([first, rest], axis=1)
 
     call = compiled(both, jit_compile=None)
-    golden_cases.assert_close(*call(x, memory, real), 1e-5)
+    expected, steps = call(x, query_mask, memory, about)
+    golden_cases.assert_close(steps[query_mask], expected[query_mask], 1e-5)
 
 
 class Decoder:

@@ -108,21 +108,6 @@ def test_equals_the_oracle(name):
     golden_cases.assert_close(other[mask], actual[mask], 1e-5)
 
 
-@pytest.mark.parametrize("name", ["cls", "all_pooled"])
-def test_positions_are_relative(name):
-    """Tokens further on, behind padding, have the same outputs."""
-    model, x = built(name), helpers.normal(BATCH, LENGTH, DIM)
-    first = int(model.separate_cls)
-    moved = np.concatenate(
-        [x[:, :first], x[:, first : first + 4], x[:, first:]], axis=1
-    )
-    real = np.ones(moved.shape[:2], "bool")
-    real[:, first : first + 4] = False
-    expected, _ = golden_cases.run(model, x)
-    actual, _ = golden_cases.run(model, moved, mask=real)
-    golden_cases.assert_close(actual[real], expected.reshape(-1, DIM), 1e-4)
-
-
 def test_short_sequences():
     model = built("cls")
     for length in (1, 2, 3):

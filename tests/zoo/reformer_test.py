@@ -80,7 +80,8 @@ def expected_output(group, query, key, value, real, bias, causal):
         key = helpers.mean_square_norm(key) * key_scale
     output, readable, itself = np.zeros(value.shape), real, np.eye(real.shape[1]) > 0
     if group.key_shift:
-        value, bias, readable = helpers.read_with_keys(value, bias, real)
+        value, bias = helpers.one_earlier(value, 2), helpers.one_earlier(bias, 1)
+        readable = real & helpers.one_earlier(real, 1)
     for b, h in np.ndindex(query.shape[:2]):
         about = real[b], group.attention_window, causal, group.key_shift
         pairs = zip(read[:, b, h], offered[:, b, h], strict=True)

@@ -131,20 +131,10 @@ def test_projections_are_orthogonal_and_never_move():
     assert losses == []
 
 
-def test_the_seed_decides_the_members_of_random_heads():
-    query, _, value = tokens()
-    groups = [RandomHeads(HEADS, 3, 5, seed=seed) for seed in (3, 3, 4)]
-    outputs = [
-        golden_cases.run(group, query, None, value, training=True)[0]
-        for group in groups
-    ]
-    np.testing.assert_array_equal(outputs[0], outputs[1])
-    assert golden_cases.relative_error(outputs[2], outputs[0]) > 0.1
-
-
-def test_random_scores_do_not_depend_on_the_length():
-    group = RandomHeads(HEADS, 3, 5, seed=3)
+def test_random_scores_depend_on_the_seed_and_not_on_the_length():
+    group, other = (RandomHeads(HEADS, 3, 5, seed=seed) for seed in (3, 4))
     short, long = group.random_scores(7), group.random_scores(50)
+    assert np.any(other.random_scores(7) != short)
     assert long.shape == (1, HEADS, 50, 3) and long.dtype == "float32"
     np.testing.assert_array_equal(short, long[:, :, :7])
     # All drawn apart, and over the whole range.

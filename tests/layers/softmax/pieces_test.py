@@ -55,10 +55,39 @@ def hidden_keys(shape):
     return mask
 
 
-def check(monkeypatch, layer, wrt=(), **arguments):
-    """Compares results and gradients with those of attention at once."""
-    arguments |= dict(zip(("query", "key", "value"), inputs()))
-    wrt = ("query", "key", "value", *wrt)
+def distances(shape):
+    found = np.random.default_rng(5).integers(-8, 9, size=SHAPES[shape])
+    return {"distances": found.astype("int32")}
+
+
+CAUSAL = {"use_causal_mask": True, "offset": 32}
+HIDDEN = {"attention_mask": hidden_keys(SHAPES["of each block"]), **CAUSAL}
+RELATIVE = {"max_relative_position": 3}
+# Options of the layer, and arguments of its call.
+CASES = {
+    **{
+        f"mask and bias {name}": (
+            {},
+            {"attention_mask": hidden_keys(shape), "bias": helpers.normal(*shape)},
+        )
+        for name, shape in SHAPES.items()
+    },
+    "distances of less axes": (RELATIVE, distances("of less axes")),
+    "distances of each block": (RELATIVE, distances("of each block")),
+    "entmax": ({"entmax_alpha": 1.5}, {}),
+    "soft cap": ({"logit_soft_cap": 1.5}, CAUSAL),
+    "causal": ({}, HIDDEN),
+    "causal, relative": (RELATIVE, HIDDEN),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pieces_equal_attention_at_once(monkeypatch, name):
+    """Results and gradients."""
+    options, arguments = CASES[name]
+    layer = attention(**options)
+    arguments = {**arguments, **dict(zip(("query", "key", "value"), inputs()))}
+    wrt = ("query", "key", "value", *["bias"] * ("bias" in arguments))
     sizes, found = [], []
 
     def counted(function):
@@ -81,39 +110,6 @@ def check(monkeypatch, layer, wrt=(), **arguments):
     whole, in_pieces = found
     assert all(np.any(x) for x in (*whole.inputs.values(), *whole.variables.values()))
     helpers.assert_same_results(in_pieces, whole)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_masks_and_biases_of_all_shapes(monkeypatch, shape):
-    check(
-        monkeypatch,
-        attention(),
-        wrt=["bias"],
-        attention_mask=hidden_keys(SHAPES[shape]),
-        bias=helpers.normal(*SHAPES[shape], seed=4),
-    )
-
-
-@pytest.mark.parametrize("shape", ["of less axes", "of each block"])
-def test_distances_of_their_own(monkeypatch, shape):
-    distances = np.random.default_rng(5).integers(-8, 9, size=SHAPES[shape])
-    layer = attention(max_relative_position=3)
-    check(monkeypatch, layer, distances=distances.astype("int32"))
-
-
-def test_entmax(monkeypatch):
-    check(monkeypatch, attention(entmax_alpha=1.5))
-
-
-def test_soft_cap(monkeypatch):
-    check(monkeypatch, attention(logit_soft_cap=1.5), use_causal_mask=True, offset=32)
-
-
-@pytest.mark.parametrize("limit", [None, 3])
-def test_causal_masks_and_relative_positions(monkeypatch, limit):
-    layer = attention(max_relative_position=limit)
-    mask = hidden_keys(SHAPES["of each block"])
-    check(monkeypatch, layer, attention_mask=mask, use_causal_mask=True, offset=32)
 
 
 def test_what_cannot_be_cut_stays_whole(monkeypatch):

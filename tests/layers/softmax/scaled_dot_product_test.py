@@ -256,32 +256,24 @@ def test_sums_under_a_causal_mask():
     golden_cases.assert_close(sums[0], np.log(np.exp(logits).sum(axis=-1)), 1e-5)
 
 
-@pytest.mark.parametrize("num_keys", [32, 40])
-def test_queries_before_the_first_key_see_nothing(num_keys):
-    query = helpers.normal(2, 64, 8)
-    key = helpers.normal(2, num_keys, 8, seed=1)
-    output, _ = golden_cases.run(
-        ScaledDotProduct(), query, key, key, use_causal_mask=True
-    )
-    hidden = 64 - num_keys
-    expected, _ = helpers.dense_attention(
-        query[:, hidden:], key, key, np.tri(num_keys, dtype=bool)
-    )
-    golden_cases.assert_close(output[:, hidden:], expected, 1e-5)
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(
-    "num_queries, shape", [(7, (6,)), (5, (5, 6)), (7, (2, 1, 6)), (5, (5, 1))]
+    "num_queries, shape",
+    [(7, (6,)), (5, (5, 6)), (7, (2, 1, 6)), (5, (5, 1)), (64, (32,)), (64, (40,))],
 )
 def test_queries_that_see_nothing_return_zero(num_queries, shape, is_causal):
-    query, key = helpers.normal(2, num_queries, 4), helpers.normal(2, 6, 4)
+    """Under a causal mask those before the first key, too."""
+    num_keys = max(shape[-1], 6)
+    query, key = helpers.normal(2, num_queries, 4), helpers.normal(2, num_keys, 4)
     mask = np.random.default_rng(1).random(shape) < 0.5
     mask.reshape(-1, shape[-1])[0, :4] = False
-    seen = np.broadcast_to(mask, (2, num_queries, 6))
+    seen = np.broadcast_to(mask, (2, num_queries, num_keys))
     if is_causal:
-        seen = seen & np.tri(num_queries, 6, 6 - num_queries, dtype=bool)
+        offset = num_keys - num_queries
+        seen = seen & np.tri(num_queries, num_keys, offset, dtype=bool)
     options = {"attention_mask": mask, "use_causal_mask": is_causal}
     output, _ = golden_cases.run(ScaledDotProduct(), query, key, key, **options)
+    expected, _ = helpers.dense_attention(query, key, key, seen)
+    golden_cases.assert_close(output, expected, 1e-5)
     is_zero = np.all(output == 0, axis=-1)
     np.testing.assert_array_equal(is_zero, ~seen.any(axis=-1))

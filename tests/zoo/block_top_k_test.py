@@ -102,10 +102,8 @@ def test_a_gradient_reaches_blocks_that_are_mixed_by_scores(causal):
     shape, names = (2, 2, 11, 4), ("query", "key", "value")
     arrays = {n: helpers.normal(*shape, seed=i) for i, n in enumerate(names)}
     steps = {n: helpers.normal(*shape, seed=i + 5) for i, n in enumerate(names)}
-    real, cotangent = (
-        helpers.mask_with_a_hole(11, 11, 8),
-        helpers.normal(*shape, seed=9),
-    )
+    real = helpers.mask_with_a_hole(11, 11, 8)
+    cotangent = helpers.normal(*shape, seed=9)
     cotangent[:, :, 8:] = 0
     heads = zoo.BlockTopKHeads(2, block_length=3, num_blocks=2, mix="scores")
     result = golden_cases.gradients(

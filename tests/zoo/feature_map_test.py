@@ -79,10 +79,8 @@ def test_equals_the_formula(feature_map, causal, chunk_length):
 @pytest.mark.parametrize("name", [f"{m}/{k}" for m in MAPS for k in ("full", "causal")])
 def test_equals_other_implementations(name):
     """Of idiap's fast-transformers and of performer-pytorch; see `tools/peers`."""
-    golden, (feature_map, kind) = (
-        golden_cases.load("peers/feature_map.npz"),
-        name.split("/"),
-    )
+    golden = golden_cases.load("peers/feature_map.npz")
+    feature_map, kind = name.split("/")
     vectors, dim = golden["vectors"], golden["query"].shape[-1]
     group = built_group(
         feature_map, dim, golden["value"].shape[-1], num_features=len(vectors)

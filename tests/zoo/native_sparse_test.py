@@ -88,11 +88,8 @@ def expected_output(group, query, key, value, features, real):
 def coarse_branch(group, query, branch, b, t, real):
     """Returns its output for each head, and the numbers of the blocks it chooses."""
     keys, values = branch
-    size, stride, block = (
-        group.compression_length,
-        group.compression_stride,
-        group.block_length,
-    )
+    size, stride = group.compression_length, group.compression_stride
+    block = group.block_length
     output, own = np.zeros((HEADS, VALUE_DIM)), t // block
     importance = np.zeros((HEADS, own + 1))
     starts = [s for s in range(0, t + 2 - size, stride) if real[b, s : s + size].any()]

@@ -45,10 +45,8 @@ def real_inputs():
 
 
 def oracle(model, real, x, queries=None):
-    seen, among = (
-        np.repeat(real[:, None], LATENTS, axis=1),
-        np.ones((BATCH, 1, LATENTS)),
-    )
+    seen = np.repeat(real[:, None], LATENTS, axis=1)
+    among = np.ones((BATCH, 1, LATENTS))
     if model.causal:
         latents = x[:, LENGTH - LATENTS :].astype("float64")
         for latent in range(LATENTS):

@@ -107,13 +107,8 @@ def test_equals_the_oracle(case):
 @pytest.mark.parametrize("num_modules", [None, 4])
 def test_heads_of_any_kind_read_what_is_projected(num_modules):
     layer, x = built(mixed(), num_modules=num_modules), helpers.normal(2, LENGTH, DIM)
-    arrays, outputs = (
-        [
-            projected(layer, name, x, np.ones((2, LENGTH))).astype("float32")
-            for name in ("query", "key", "value")
-        ],
-        [],
-    )
+    names, outputs, real = ("query", "key", "value"), [], np.ones((2, LENGTH))
+    arrays = [projected(layer, n, x, real).astype("float32") for n in names]
     for head, group in enumerate(layer.head_groups):
         query, key, value = (array[:, head : head + 1] for array in arrays)
         query, key = query * KEY_DIM**-0.5, key if group.needs_keys else None

@@ -100,22 +100,6 @@ def routed(**options):
     return group
 
 
-def test_after_one_step_clusters_have_their_shares():
-    """Of other sequences, as long as the centroids stay where they are."""
-    group = routed(decay=1.0)
-    batches = [helpers.normal(6, 2, 400, 12, seed=seed) for seed in range(2)]
-    group.scores(batches[:1], [None], training=True)
-    (margins,) = group.scores(batches[1:], [None])
-    members = golden_cases.to_numpy(group.causal_rule().members(margins))
-    above = golden_cases.to_numpy(margins) >= 0
-    assert np.all(np.abs(above.mean(axis=(0, 2)) - 1 / 8) < 0.03)
-    # A token may be above more thresholds than it sits in clusters.
-    numbers, limited = members.sum(axis=-1), np.minimum(above.sum(axis=-1), 2)
-    np.testing.assert_array_equal(numbers, limited)
-    assert set(np.unique(numbers)) == {0, 1, 2} and above.sum(axis=-1).max() > 2
-    assert numbers.mean() > 0.75
-
-
 @pytest.mark.parametrize("shared, number", [(True, 1), (False, 2)])
 def test_only_this_routing_has_thresholds(shared, number):
     group = routed(share_query_key=shared)

@@ -56,10 +56,8 @@ def test_tokens_are_means_weighted_by_maps(normalization):
 
 def test_fuser_weighs_mixed_tokens_at_each_position():
     layer = built(zoo.TokenFuser(), (None, TOKENS, DIM), (None, None, 4))
-    tokens, inputs = (
-        helpers.normal(BATCH, TOKENS, DIM),
-        helpers.normal(BATCH, LENGTH, 4),
-    )
+    tokens = helpers.normal(BATCH, TOKENS, DIM)
+    inputs = helpers.normal(BATCH, LENGTH, 4)
     kernel = golden_cases.to_numpy(layer.mixing_kernel)
     mixed = kernel.T @ norm(tokens, layer.token_norm)
     expected = sigmoid(dense(inputs, layer.weight_dense)) @ norm(

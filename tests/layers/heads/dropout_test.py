@@ -46,10 +46,8 @@ def test_dropout_is_on_in_training_alone(kind):
     for part in layer._flatten_layers():
         if getattr(part, "dropout", 0):
             assert "training" in inspect.signature(part.call).parameters, part.name
-    x, options = (
-        helpers.normal(2, 8, 8),
-        {"use_causal_mask": kind in (*cases.ONLY_CAUSAL, "ThresholdHeads")},
-    )
+    x = helpers.normal(2, 8, 8)
+    options = {"use_causal_mask": kind in (*cases.ONLY_CAUSAL, "ThresholdHeads")}
     inference, first, second = (
         golden_cases.run(layer, x, training=training, **options)[0]
         for training in (False, True, True)

@@ -290,10 +290,8 @@ def test_anchors_are_in_the_scores_and_nowhere_else():
     plain = built_kmeans(commitment_weight=1.0)
     plain.centroids.assign(kmeans.centroids)
     x = tokens()
-    anchors, centroids = (
-        golden_cases.to_numpy(kmeans.anchors),
-        state_of(kmeans)["centroids"],
-    )
+    anchors = golden_cases.to_numpy(kmeans.anchors)
+    centroids = state_of(kmeans)["centroids"]
     assert np.abs(anchors - centroids).max() > 0.1
     scores, loss = golden_cases.run(kmeans, x, training=True)
     without, _ = golden_cases.run(plain, x)

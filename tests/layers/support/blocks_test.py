@@ -29,13 +29,6 @@ def test_shift_right_on_two_axes_equals_release():
         np.testing.assert_array_equal(shifted, case[expected])
 
 
-def blocked(lengths, shape, x):
-    """A golden input `(batch, *lengths, dim)` in blocked order, and the order."""
-    order = Positions(lengths, shape)
-    flat = x.reshape(len(x), -1, x.shape[-1])
-    return order, order.arrange(flat, axis=1)
-
-
 LAYOUTS = [("1d", (16,)), ("2d", (6, 9))]
 
 
@@ -44,13 +37,16 @@ def layout():
     return golden_cases.load("pieces/block_layout.npz")
 
 
+def blocked(layout, name, lengths):
+    """A golden input `(batch, *lengths, dim)`, its order, and it in that order."""
+    x = layout[f"in/x{len(lengths)}"]
+    order = Positions(lengths, tuple(layout.config[f"query_shape_{name}"]))
+    return x, order, order.arrange(x.reshape(len(x), -1, x.shape[-1]), axis=1)
+
+
 @pytest.mark.parametrize("name, lengths", LAYOUTS)
 def test_blocked_order_equals_release(layout, name, lengths):
-    x, shape = (
-        layout[f"in/x{len(lengths)}"],
-        tuple(layout.config[f"query_shape_{name}"]),
-    )
-    order, sequence = blocked(lengths, shape, x)
+    x, order, sequence = blocked(layout, name, lengths)
     expected = layout[f"out/blocks_{name}"]
     assert order.grid == expected.shape[1:-2]
     assert order.length == np.prod(lengths) and not order.is_padded
@@ -66,12 +62,9 @@ def test_blocked_order_equals_release(layout, name, lengths):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name, lengths", LAYOUTS)
 def test_memory_windows_equal_release(layout, name, lengths, masked):
-    x, shape = (
-        layout[f"in/x{len(lengths)}"],
-        tuple(layout.config[f"query_shape_{name}"]),
-    )
-    order, sequence = blocked(lengths, shape, x)
+    _, order, sequence = blocked(layout, name, lengths)
     cut = golden_cases.to_numpy(sequence).reshape(2, *order.grid, -1, 2)
+    shape = layout.config[f"query_shape_{name}"]
     pairs = zip(layout.config[f"flange_{name}"], shape, strict=True)
     before = tuple(flange // block for flange, block in pairs)
     after = (0, *before[1:]) if masked else before

@@ -2,56 +2,47 @@
 
 import pytest
 
+from routing_tf import layers
 from routing_tf import zoo
 
 
 def settings(groups):
-    """Returns the classes of groups, with those arguments that lists may choose."""
-    names = ("num_heads", "global_positions", "attention_window", "dilation")
-    names += ("block_shape", "block_length", "num_random_blocks", "seed", "dropout")
-    names += ("max_relative_position",)
-    return [
-        (
-            type(group).__name__,
-            {name: getattr(group, name) for name in names if hasattr(group, name)},
+    """Returns the classes of groups and their settings, without their names."""
+    return [(type(group), {**group.get_config(), "name": None}) for group in groups]
+
+
+CASES = {
+    "longformer": (
+        zoo.longformer_heads(
+            5, 8, (0, 3), dilation=2, num_dilated_heads=2, dropout=0.1
+        ),
+        [
+            zoo.GlobalHeads(3, (0, 3), 8, dropout=0.1),
+            layers.LocalHeads(2, (4,), dilation=2, dropout=0.1),
+        ],
+    ),
+    "etc": (
+        zoo.etc_heads(2, 3, 5),
+        [zoo.GlobalHeads(2, (0, 1, 2), 10, max_relative_position=12)],
+    ),
+    **{
+        f"bigbird of {heads}": (
+            zoo.bigbird_heads(heads, given, 2, 4, seed=7),
+            [
+                zoo.GlobalHeads(heads - random, (0, 1), 6),
+                zoo.RandomBlockHeads(random, 2, 4, seed=7),
+            ],
         )
-        for group in groups
-    ]
+        for heads, given, random in ((8, None, 2), (2, None, 1), (6, 4, 4))
+    },
+}
 
 
-def sizes(name, **options):
-    return (name, {"dropout": 0.0, "max_relative_position": None, **options})
-
-
-def test_longformer():
-    groups = zoo.longformer_heads(
-        5, 8, (0, 3), dilation=2, num_dilated_heads=2, dropout=0.1
-    )
-    window = {"global_positions": (0, 3), "attention_window": 8}
-    assert settings(groups) == [
-        sizes("GlobalHeads", num_heads=3, **window, dropout=0.1),
-        sizes("LocalHeads", num_heads=2, block_shape=(4,), dilation=2, dropout=0.1),
-    ]
+@pytest.mark.parametrize("name", CASES)
+def test_settings(name):
+    found, expected = CASES[name]
+    assert settings(found) == settings(expected)
     assert len(zoo.longformer_heads(5)) == 1
-
-
-def test_etc():
-    window = {"global_positions": (0, 1, 2), "attention_window": 10}
-    window["max_relative_position"] = 12
-    expected = [sizes("GlobalHeads", num_heads=2, **window)]
-    assert settings(zoo.etc_heads(2, 3, 5)) == expected
-
-
-@pytest.mark.parametrize(
-    "heads, given, random", [(8, None, 2), (2, None, 1), (6, 4, 4)]
-)
-def test_bigbird(heads, given, random):
-    near = {"global_positions": (0, 1), "attention_window": 6}
-    far = {"block_length": 2, "num_random_blocks": 4, "seed": 7}
-    assert settings(zoo.bigbird_heads(heads, given, 2, 4, seed=7)) == [
-        sizes("GlobalHeads", num_heads=heads - random, **near),
-        sizes("RandomBlockHeads", num_heads=random, **far),
-    ]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tests of Sinkhorn heads."""
 
-import keras
 import numpy as np
 import pytest
 
@@ -93,17 +92,3 @@ def test_equals_sinkhorn_transformer():
     query, key = case["query"], case["key"]
     output, _ = golden_cases.run(group, query * query.shape[-1] ** -0.5, key, key)
     golden_cases.assert_close(output, case["output"], 1e-5)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_stays_finite_with_large_scores(causal):
-    """A column may get no weight at all."""
-    group, arrays = helpers.built(heads(4)), [30 * x for x in helpers.streams(20)]
-    result = golden_cases.gradients(
-        group,
-        lambda output, losses: keras.ops.sum(output**2),
-        dict(zip(("query", "key", "value"), arrays)) | {"use_causal_mask": causal},
-        wrt=("query", "key", "value"),
-    )
-    for gradient in result.inputs.values():
-        assert np.all(np.isfinite(gradient)) and np.any(gradient)

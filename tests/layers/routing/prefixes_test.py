@@ -96,27 +96,6 @@ def test_dropout_differs_in_each_block_and_call(kind, jit_compile):
         assert np.mean(one != other) > 0.2
 
 
-@every_kind
-def test_trains_with_dropout(kind):
-    """Gradients through the loop over blocks reach everything that learns."""
-    group = built_group(kind, max_relative_position=3, dropout=0.5, prefix_block_size=5)
-    result = golden_cases.gradients(
-        group,
-        lambda output, losses: keras.ops.sum(output**2),
-        {
-            "query": tokens(),
-            "key": None,
-            "value": tokens(1),
-            "use_causal_mask": True,
-            "training": True,
-        },
-        wrt=("query", "value"),
-    )
-    gradients = [*result.inputs.values(), *result.variables.values()]
-    assert len(gradients) == 4
-    assert all(np.all(np.isfinite(x)) and np.any(x) for x in gradients)
-
-
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Torch has no XLA")
 @pytest.mark.thorough
 def test_trains_under_xla_where_the_batch_size_varies():

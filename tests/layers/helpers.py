@@ -255,6 +255,39 @@ def relative_tables(group):
     return golden_cases.to_numpy([relative.key_embeddings, relative.value_embeddings])
 
 
+def assert_equals_piece(
+    layer, case, arguments, variables, tolerance, of_gradients=None
+):
+    """Fails unless outputs and gradients are those of a golden case of a piece.
+
+    `arguments` are the names that the arrays of a call have in the case, `variables`
+    those of the layer by their names there.
+    """
+    of_gradients = of_gradients or tolerance
+    assert variables.keys() == case.group("var").keys()
+    for name, value in case.group("var").items():
+        variables[name].assign(value)
+    result = golden_cases.gradients(
+        layer,
+        lambda output, losses: keras.ops.sum(output * case["in/cotangent"]),
+        {**{each: case[name] for each, name in arguments.items()}, "training": True},
+        wrt=tuple(arguments),
+        variables=variables,
+    )
+    golden_cases.assert_close(result.outputs, case["out/output"], tolerance)
+    for argument, name in arguments.items():
+        gradient = result.inputs[argument]
+        if f"grad/{name}" in case:
+            expected = case[f"grad/{name}"]
+            golden_cases.assert_close(gradient, expected, of_gradients, 1e-6, name)
+        else:
+            assert name in case.config["none_grads"]
+            assert gradient is None or not np.any(gradient)
+    for name, expected in case.group("grad/var").items():
+        gradient = result.variables[name]
+        golden_cases.assert_close(gradient, expected, of_gradients, label=name)
+
+
 def assert_same_results(actual, expected, tolerance=1e-5):
     """Fails unless outputs, losses and gradients of two `Result`s are the same."""
     golden_cases.assert_close(actual.outputs, expected.outputs, tolerance)

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from routing_tf.layers import FeedForward
 from tests import golden_cases
@@ -39,26 +38,8 @@ def test_equals_release(kind):
     for old, new in RELEASE_NAMES[kind].items():
         for weight in getattr(layer, f"{new}_dense").weights:
             variables[f"ffn/{old}/{weight.name}"] = weight
-    assert variables.keys() == case.group("var").keys()
-    for name, value in case.group("var").items():
-        variables[name].assign(value)
-
-    result = golden_cases.gradients(
-        layer,
-        lambda output, losses: ops.sum(ops.multiply(output, case["in/cotangent"])),
-        {"inputs": case["in/x"], "training": True},
-        wrt=("inputs",),
-        variables=variables,
-    )
-
-    golden_cases.assert_close(result.outputs, case["out/output"], TOLERANCE)
-    golden_cases.assert_close(
-        result.inputs["inputs"], case["grad/in/x"], GRADIENT_TOLERANCE, label="inputs"
-    )
-    for name, expected in case.group("grad/var").items():
-        golden_cases.assert_close(
-            result.variables[name], expected, GRADIENT_TOLERANCE, label=name
-        )
+    tolerances = TOLERANCE, GRADIENT_TOLERANCE
+    helpers.assert_equals_piece(layer, case, {"inputs": "in/x"}, variables, *tolerances)
 
 
 def test_sigmoid_gelu_has_biases_and_a_last_kernel_of_its_own():

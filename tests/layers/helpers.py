@@ -366,6 +366,18 @@ def in_pieces(call, sizes, arrays, state):
     return np.concatenate(outputs, axis=1), state
 
 
+def assert_two_pieces_equal_the_whole(layer, x, start, tolerance=1e-5, **options):
+    """Fails unless tokens before and behind a position equal one pass."""
+
+    def both(x):
+        cache = layer.make_cache(len(x), x.shape[1])
+        first, cache = layer(x[:, :start], cache=cache, cache_index=0)
+        rest, _ = layer(x[:, start:], cache=cache, cache_index=start)
+        return keras.ops.concatenate([first, rest], axis=1), layer(x, **options)
+
+    golden_cases.assert_close(*compiled(both, jit_compile=None)(x), tolerance)
+
+
 def assert_steps_read_a_memory(layer, dim, has_bias=True):
     """Fails unless steps of attention to another sequence equal that in one pass."""
     x, memory = normal(2, 9, dim), normal(2, 17, dim, seed=1)

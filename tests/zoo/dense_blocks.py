@@ -83,14 +83,12 @@ def attend(attention, x, memory, sees, more_logits=None):
     """
     query = heads_of(attention, "query", x)
     key, value = (heads_of(attention, name, memory) for name in ("key", "value"))
-    logits = query @ key.swapaxes(-1, -2)
-    if more_logits is not None:
-        logits = logits + more_logits(query, key)
-    logits = np.where(sees[:, None], logits / np.sqrt(query.shape[-1]), -np.inf)
-    largest = np.maximum(logits.max(axis=-1, keepdims=True), -1e9)
-    weights = np.exp(logits - largest)
-    weights /= np.maximum(weights.sum(axis=-1, keepdims=True), 1e-30)
-    joined = (weights @ value).swapaxes(1, 2).reshape(*x.shape[:2], -1)
+    more = 0.0 if more_logits is None else more_logits(query, key)
+    scale = query.shape[-1] ** -0.5
+    found, _ = helpers.dense_attention(
+        query * scale, key, value, sees[:, None], more * scale
+    )
+    joined = found.swapaxes(1, 2).reshape(*x.shape[:2], -1)
     kernel, bias = values(attention.output_kernel, attention.output_bias)
     return joined @ kernel.reshape(joined.shape[-1], -1) + bias.reshape(-1)
 

@@ -193,15 +193,8 @@ def test_blocks_of_queries(training, monkeypatch):
 def test_steps_of_any_number_of_tokens(own, options):
     attention = built(5, options=options, **own)
 
-    def both(x):
-        cache = attention.make_cache(BATCH, 44)
-        first, cache = attention(x[:, :4], cache=cache, cache_index=0)
-        rest, _ = attention(x[:, 4:], cache=cache, cache_index=4)
-        steps = ops.concatenate([first, rest], axis=1)
-        return attention(x, use_causal_mask=True), steps
-
-    call = helpers.compiled(both, jit_compile=None)
-    golden_cases.assert_close(*call(helpers.normal(BATCH, 44, DIM)), 1e-5)
+    x = helpers.normal(BATCH, 44, DIM)
+    helpers.assert_two_pieces_equal_the_whole(attention, x, 4, use_causal_mask=True)
 
 
 def test_refuses_calls_without_features():

@@ -54,20 +54,19 @@ def read(weights, x, rows):
 
     Returns what they read, and the sums over the heads of the weights of the rows.
     """
-    outputs, used = [], 0
-    for head in range(HEADS):
-        query, logits = x @ weights["query"][:, head], []
-        for distance, row in rows:
-            position = sinusoid(distance) @ weights["position"][:, head]
-            key = row @ weights["key"][:, head]
-            logit = (query + weights["content_bias"][head]) @ key
-            logits.append(logit + (query + weights["position_bias"][head]) @ position)
-        shares = np.exp((np.array(logits) - max(logits)) / KEY**0.5)
-        shares /= shares.sum()
-        used = used + shares
-        values = np.array([row @ weights["value"][:, head] for _, row in rows])
-        outputs.append(shares @ values)
-    return np.concatenate(outputs), used
+    places = np.array([sinusoid(distance) for distance, _ in rows])
+    vectors = np.array([row for _, row in rows])
+
+    def heads(x, name):
+        return np.einsum("nd,dhk->hnk", x, weights[name])
+
+    query, key = heads(x[None], "query"), heads(vectors, "key")
+    value, positions = heads(vectors, "value"), heads(places, "position")
+    content, place = (weights[f"{x}_bias"][:, None] for x in ("content", "position"))
+    logits = (query + place) @ positions.swapaxes(1, 2) / KEY**0.5
+    query = (query + content) / KEY**0.5
+    found, shares = helpers.dense_attention(query, key, value, True, logits)
+    return found.reshape(-1), shares[:, 0].sum(axis=0)
 
 
 def oracle(layer, x, real, first_seen):

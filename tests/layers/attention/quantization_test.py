@@ -84,15 +84,8 @@ def test_steps_and_adapters_of_a_quantized_layer():
     added = attention.query_projection.lora_kernel_b
     added.assign(helpers.normal(*added.shape))
 
-    def both(values):
-        cache = attention.make_cache(2, LENGTH)
-        first, cache = attention(values[:, :7], cache=cache, cache_index=0)
-        second, _ = attention(values[:, 7:], cache=cache, cache_index=7)
-        return keras.ops.concatenate([first, second], axis=1), model(values)
-
-    both = helpers.compiled(both, jit_compile=None)
-    actual, expected = both(helpers.normal(2, LENGTH, DIM))
-    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
+    x = helpers.normal(2, LENGTH, DIM)
+    helpers.assert_two_pieces_equal_the_whole(attention, x, 7, use_causal_mask=True)
 
 
 def test_adapters_are_added_first():

@@ -11,13 +11,6 @@ from tests.layers import patterns
 BATCH, HEADS, DIM = 2, 2, 6
 
 
-tokens = helpers.streams
-
-
-def built_group(*args, **options):
-    return helpers.built(zoo.GlobalHeads(HEADS, *args, **options))
-
-
 @pytest.mark.parametrize("name", ["global", "window"])
 def test_equals_longformer_of_transformers(name):
     case = golden_cases.load("peers/global_tokens.npz")
@@ -39,8 +32,8 @@ def test_equals_longformer_of_transformers(name):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_learned_tokens_are_seen_by_all(causal):
-    group = built_group((4,), 3, num_learned_tokens=2)
-    query, key, value = tokens(11)
+    group = helpers.built(zoo.GlobalHeads(HEADS, (4,), 3, num_learned_tokens=2))
+    query, key, value = helpers.streams(11)
     real, bias = helpers.mask_with_a_hole(11, 9, 11), helpers.normal(BATCH, 11, seed=3)
     options = {"value_mask": real, "token_bias": bias, "use_causal_mask": causal}
 

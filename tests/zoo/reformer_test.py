@@ -1,7 +1,5 @@
 """Tests of hashed heads in the manner of the Reformer."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -20,15 +18,10 @@ REFORMER = {
 }
 
 
-def built_group(num_buckets=4, window=5, length=LENGTH, **options):
+def built_group(num_buckets=4, window=5, **options):
     options = {"embeddings_initializer": "zeros", **options}
     group = layers.HashedHeads(HEADS, num_buckets, window, **options)
-    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
-    helpers.randomize(group)
-    return group
-
-
-tokens = functools.partial(helpers.streams, LENGTH)
+    return helpers.built(group)
 
 
 def vectors(group, query, key):
@@ -137,9 +130,9 @@ FEW += [(case, False) for case in ("rotation", "reformer")]
 @pytest.mark.parametrize("case, causal", kinds.some(WAYS, FEW))
 def test_equals_the_formula(case, causal):
     """Of the last members of all rounds, or of chunks without a causal mask."""
-    options = CAUSAL_CASES[case]
-    group = built_group(max_relative_position=3, **options)
-    length = options.get("length", LENGTH)
+    options = {"max_relative_position": 3, **CAUSAL_CASES[case]}
+    length = options.pop("length", LENGTH)
+    group = built_group(**options)
     query, key, value = helpers.streams(length)
     key = query if group.share_query_key else key
     real = helpers.mask_with_a_hole(length, length, max(length - 4, 1))
@@ -190,7 +183,7 @@ def test_equals_reformer_pytorch(name):
 def test_hidden_and_shared_tokens():
     """In half precision, too, logarithms of sums weigh no hidden key."""
     group = built_group(dtype="float16", **REFORMER)
-    query, _, value = tokens()
+    query, _, value = helpers.streams(LENGTH)
     bias = np.zeros((BATCH, LENGTH), "float32")
     bias[:, 3::4] = -np.inf
     results = []

@@ -14,10 +14,7 @@ BATCH, HEADS, LENGTH, DIM = 2, 2, 14, 6
 
 
 def built_group(kind, **options):
-    group = kinds.CAUSAL[kind](**options)
-    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+    return helpers.built(kinds.CAUSAL[kind](**options))
 
 
 def tokens(group, seed=0):

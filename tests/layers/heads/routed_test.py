@@ -17,9 +17,7 @@ def built_group(kind=RoutedHeads, **options):
     defaults = {"attention_window": 5, "decay": 0.9, "routing": "expert_choice"}
     options = {**defaults, **options}
     group = kind(HEADS, CLUSTERS, embeddings_initializer="zeros", **options)
-    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+    return helpers.built(group)
 
 
 tokens = functools.partial(helpers.streams, LENGTH)

@@ -44,16 +44,9 @@ def test_blocks_have_as_many_tokens_as_equal_clusters_or_a_window():
     assert block_size_for(100, 9, 30, 8) == 16
 
 
-def heads(kind="routed", num_clusters=4, window=12, **options):
+def heads(cls=layers.RoutedHeads, num_clusters=4, window=12, **options):
     options = {"relative_key_initializer": "random_normal", "name": "heads", **options}
-    if kind == "routed":
-        group = layers.RoutedHeads(HEADS, num_clusters, window, **options)
-    else:
-        group = layers.HashedHeads(HEADS, num_clusters, window, **options)
-    shape = (BATCH, HEADS, LENGTH, DIM)
-    group.build(shape, shape, shape)
-    helpers.randomize(group)
-    return group
+    return helpers.built(cls(HEADS, num_clusters, window, **options))
 
 
 def inputs(crowded):
@@ -80,7 +73,7 @@ WAYS = {
     "many clusters": ({"num_clusters": 16, "key_shift": 1}, MASKS),
     "a window in no whole chunks": ({"window": 9}, BIAS),
     "a window of everything": ({"window": 99, "key_shift": 1}, {}),
-    "hashed": ({"kind": "hashed", "key_shift": 1}, MASKS),
+    "hashed": ({"cls": layers.HashedHeads, "key_shift": 1}, MASKS),
     "entmax": ({"entmax_alpha": 1.5}, MASKS),
     "half": ({"dtype": "mixed_bfloat16"}, MASKS),
 }

@@ -60,9 +60,7 @@ def run(group, *arrays, training=True, **options):
 
 
 def built(group):
-    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
-    helpers.randomize(group)
-    group.trainable = False
+    helpers.built(group).trainable = False
     return group
 
 

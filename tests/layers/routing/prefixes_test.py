@@ -18,27 +18,10 @@ KINDS = {
     ),
     "cluster_strided": lambda **o: layers.ClusterStridedHeads(HEADS, **o),
 }
-every_kind = pytest.mark.parametrize("kind", KINDS)
 ON_JAX = keras.backend.backend() == "jax"
 WITHOUT_XLA = pytest.mark.skipif(
     ON_JAX, reason="JAX always compiles the loop over blocks"
 )
-
-
-def built_group(kind, value_dim=DIM, **options):
-    options = {"num_clusters": 3, "attention_window": 5, **options}
-    group = KINDS[kind](embeddings_initializer="zeros", **options)
-    shape = (BATCH, HEADS, LENGTH, DIM)
-    group.build(shape, shape, (BATCH, HEADS, LENGTH, value_dim))
-    for weight in group.weights:
-        if weight.name != "seed_generator_state":
-            values = helpers.normal(*weight.shape, seed=len(weight.shape))
-            weight.assign(np.abs(values) if weight.name == "counts" else values)
-    return group
-
-
-def tokens(seed=0):
-    return helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed)
 
 
 def compiled(group, jit_compile):
@@ -67,16 +50,12 @@ def compiled(group, jit_compile):
 )
 def test_dropout_differs_in_each_block_and_call(kind, jit_compile):
     block = 4
-    group = built_group(
-        kind,
-        LENGTH,
-        num_clusters=1,
-        attention_window=LENGTH,
-        dropout=0.5,
-        prefix_block_size=block,
+    group = KINDS[kind](
+        num_clusters=1, attention_window=LENGTH, dropout=0.5, prefix_block_size=block
     )
+    helpers.built(group, DIM, LENGTH)
     # So small that no weight is zero; values that show the weights.
-    query = 0.01 * tokens()
+    query = 0.01 * helpers.normal(BATCH, HEADS, LENGTH, DIM)
     value = np.broadcast_to(
         np.eye(LENGTH, dtype="float32"), (BATCH, HEADS, *[LENGTH] * 2)
     )

@@ -32,7 +32,7 @@ def parts(**names):
 
 
 ROUTING = {"num_heads": 2, "key_dim": 4, "num_clusters": 2, "attention_window": 4}
-IDS = {"input_dtype": "int32", "input_shape": (2, 6)}
+PIXELS = {"input_data": np.ones((2, 2, 2, 3), "int32")}
 MASKS = {"supports_masking": True}
 EXACT = {"run_mixed_precision_check": False}
 CASES = {
@@ -104,7 +104,7 @@ CASES = {
     "embedding": (
         layers.TokenEmbedding,
         {"vocabulary_size": 9, "embedding_dim": 4},
-        {**IDS, "input_data": np.ones((2, 6), "int32")},
+        {"input_data": np.ones((2, 6), "int32")},
     ),
     "timing": (
         layers.TimingSignal,
@@ -121,12 +121,12 @@ CASES = {
     "subpixels": (
         layers.SubpixelEmbedding,
         {"vocabulary_size": 9, "embedding_dim": 4},
-        {"input_data": np.ones((2, 2, 2, 3), "int32"), "input_dtype": "int32"},
+        PIXELS,
     ),
     "coordinates": (
         layers.SubpixelEmbedding,
         {"vocabulary_size": 9, "embedding_dim": 4, "coordinate_embeddings": True},
-        {"input_data": np.ones((2, 2, 2, 3), "int32"), "input_dtype": "int32"},
+        PIXELS,
     ),
 }
 
@@ -149,7 +149,6 @@ def test_passes_the_test_of_keras(case):
     options = {"input_shape": SHAPE, "run_training_check": False, **options}
     if "input_data" in options:
         options.pop("input_shape")
-        options.pop("input_dtype")
     helpers.assert_keeps_settings(layer_class(**settings))
     TestCase().run_layer_test(layer_class, settings, **options)
 

@@ -98,8 +98,6 @@ OF_TWO += (
     "linformer_of_each_head",
     "clustered_queries",
 )
-# Their shapes must be known.
-OF_KNOWN_LENGTH = ("random_blocks", "linformer", "linformer_of_each_head")
 # They remember as much of a text of any length.
 LINEAR = ("linear", "performer", "random_features")
 BOUNDED = (*LINEAR, "row")

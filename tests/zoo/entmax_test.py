@@ -10,7 +10,6 @@ from routing_tf.zoo.entmax import entmax
 from tests import golden_cases
 from tests.layers import helpers
 
-HEADS = 2
 GOLDEN = golden_cases.load("peers/entmax.npz")
 
 

@@ -32,16 +32,10 @@ def built_group(**options):
     return group
 
 
-def tokens(length=LENGTH):
-    start = (BATCH, HEADS, LENGTH)
-    arrays = {
-        "query": helpers.normal(*start, KEY_DIM),
-        "key": helpers.normal(*start, KEY_DIM, seed=1),
-        "value": helpers.normal(*start, VALUE_DIM, seed=2),
-    }
-    arrays = {name: x[:, :, :length] for name, x in arrays.items()}
-    features = helpers.normal(BATCH, LENGTH, DIM, seed=3)[:, :length]
-    return {**arrays, "features": features}
+def tokens():
+    streams = helpers.streams(LENGTH, dim=KEY_DIM, value_dim=VALUE_DIM)
+    arrays = dict(zip(("query", "key", "value"), streams, strict=True))
+    return {**arrays, "features": helpers.normal(BATCH, LENGTH, DIM, seed=3)}
 
 
 def compressed(layer, x, real):

@@ -17,13 +17,11 @@ def built_group(kind, **options):
     return helpers.built(kinds.CAUSAL[kind](**options))
 
 
-def tokens(group, seed=0):
-    query, key, value = (
-        helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed + i) for i in range(3)
-    )
+def tokens(group):
+    query, key, value = helpers.streams(LENGTH)
     arrays = {"query": query, "key": key if group.needs_keys else None, "value": value}
     if isinstance(group, ReadsFeatures):
-        arrays["features"] = helpers.normal(BATCH, LENGTH, DIM, seed=seed + 3)
+        arrays["features"] = helpers.normal(BATCH, LENGTH, DIM, seed=3)
     return arrays
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.layers import fuzz_cases
 from tests.layers import fuzzing
 
-BATCH, DIM, LENGTH, LONG = 2, 8, 12, 100
+BATCH, DIM, LENGTH = 2, 8, 12
 CAUSAL = {"causal": True}
 SHIFTED = {"key_shift": 1, **CAUSAL}
 SEPARATE = {"share_query_key": False}

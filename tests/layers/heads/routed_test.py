@@ -10,7 +10,7 @@ from routing_tf.layers import RoutedHeads
 from tests import golden_cases
 from tests.layers import helpers
 
-BATCH, HEADS, LENGTH, DIM, CLUSTERS = 2, 2, 12, 6, 3
+HEADS, LENGTH, CLUSTERS = 2, 12, 3
 
 
 def built_group(kind=RoutedHeads, **options):

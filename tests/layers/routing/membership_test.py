@@ -8,7 +8,7 @@ from routing_tf.layers.routing import membership
 from routing_tf.layers.support import gathering
 from tests import golden_cases
 
-BATCH, HEADS, LENGTH, CLUSTERS, WINDOW, DIM = 2, 3, 7, 4, 3, 5
+WINDOW = 3
 
 
 def test_lowest_positions_win_near_ties_for_the_last_place():

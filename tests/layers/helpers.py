@@ -32,11 +32,11 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape).astype("float32")
 
 
-def streams(length, memory_length=None, dim=6, value_dim=None):
-    """Returns random queries, keys and values of two heads in two sequences."""
+def streams(length, memory_length=None, dim=6, value_dim=None, heads=2):
+    """Returns random queries, keys and values of heads in two sequences."""
     memory = memory_length or length
     sizes = (length, dim), (memory, dim), (memory, value_dim or dim)
-    return [normal(2, 2, *size, seed=seed) for seed, size in enumerate(sizes)]
+    return [normal(2, heads, *size, seed=seed) for seed, size in enumerate(sizes)]
 
 
 def built(group, dim=6, value_dim=None, is_random=True):

@@ -225,6 +225,7 @@ SAVED = {
     "funnel": functools.partial(funnel, **DROPOUT),
     "sparse": functools.partial(sparse, temperature=0.2, **SEEDED),
     "learner": functools.partial(CASES["learner"], **SEEDED),
+    "fuser": functools.partial(zoo.TokenFuser, **SEEDED),
     "experts": functools.partial(
         experts, 4, 2, places="by_choice", router_jitter=0.1, **SEEDED
     ),
@@ -248,7 +249,8 @@ FURTHER = {
 def test_survives_saving(name, tmp_path):
     x = helpers.normal(BATCH, 8, DIM)
     make = {**SAVED, **FURTHER}[name]
-    helpers.assert_survives_saving(make(), tmp_path, x)
+    arrays = (x[:, :3], x) if name == "fuser" else (x,)
+    helpers.assert_survives_saving(make(), tmp_path, *arrays)
 
 
 def test_short_outputs_have_the_mask_of_embeddings():

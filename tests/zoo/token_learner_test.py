@@ -2,7 +2,6 @@
 
 import math
 
-import keras
 import numpy as np
 import pytest
 
@@ -65,16 +64,3 @@ def test_fuser_weighs_mixed_tokens_at_each_position():
     )
     actual, _ = golden_cases.run(layer, tokens, inputs)
     golden_cases.assert_close(actual, expected, 1e-5)
-
-
-def test_a_saved_model_has_the_same_outputs(tmp_path):
-    patches = keras.Input((None, DIM))
-    tokens = zoo.TokenLearner(TOKENS, 5, "sigmoid", dropout=0.1, seed=1)(patches)
-    outputs = zoo.TokenFuser(dropout=0.1, seed=2)(tokens, patches)
-    model = keras.Model(patches, keras.layers.Add()([patches, outputs]))
-    assert model.output_shape == (None, None, DIM)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    x = helpers.normal(BATCH, LENGTH, DIM)
-    expected, actual = (golden_cases.run(m, x)[0] for m in (model, loaded))
-    np.testing.assert_array_equal(actual, expected)

@@ -50,9 +50,7 @@ def heads(cls=layers.RoutedHeads, num_clusters=4, window=12, **options):
 
 
 def inputs(crowded):
-    query, key, value = (
-        helpers.normal(BATCH, HEADS, LENGTH, DIM, seed=seed) for seed in range(3)
-    )
+    query, key, value = helpers.streams(LENGTH, dim=DIM, heads=HEADS)
     if crowded:  # nearly all tokens lie in one cluster
         query += 5 * helpers.normal(1, HEADS, 1, DIM, seed=4)
     return {"query": query, "key": key, "value": value}

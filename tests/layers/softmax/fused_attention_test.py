@@ -29,9 +29,7 @@ on_jax = pytest.mark.skipif(not ON_JAX, reason="the kernels are those of JAX")
 
 
 def inputs(group, length=LENGTH):
-    query, key, value = (
-        helpers.normal(BATCH, HEADS, length, DIM, seed=seed) for seed in range(3)
-    )
+    query, key, value = helpers.streams(length, dim=DIM)
     return {"query": query, "key": key if group.needs_keys else None, "value": value}
 
 

@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.attention import mixed_attention
 from routing_tf.layers.attention.rematerialization import train_and_forget
 from routing_tf.layers.support.stated_gradients import are_stated
@@ -186,7 +187,7 @@ EXPLORING = {"exploring_queries": 6, "dropout": 0.3, "dropout_seed": 1}
     "make",
     [
         functools.partial(layers.RoutedHeads, 2, 3, 4, **EXPLORING),
-        cases.SMALL["NativeSparseHeads"],
+        functools.partial(zoo.NativeSparseHeads, 2, 4, 2, 4, 3),
         functools.partial(
             cases.SMALL["IndexedHeads"], warm_up_steps=0, gather_length=1
         ),

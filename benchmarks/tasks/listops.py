@@ -43,7 +43,7 @@ def listops(generator, number, length, is_training=True, *, shortest):
     tokens, labels = np.zeros((number, length), "int32"), np.zeros((number, 1))
     for row in range(number):
         found = []
-        while len(found) <= shortest:
+        while not shortest < len(found) < length:
             found = []
             try:
                 labels[row] = expression(generator, found, length)

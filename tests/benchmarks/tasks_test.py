@@ -276,14 +276,15 @@ def value_of(tokens):
     return value
 
 
-def test_expressions_have_their_value():
+@pytest.mark.parametrize("shortest, length", [(32, 256), (18, 24)])
+def test_expressions_have_their_value(shortest, length):
     # [MAX 2 9 [MIN 4 7 ] 0 ] and [MED 1 4 6 [SM 7 8 9 ] ]
     assert value_of([12, 3, 10, 11, 5, 8, 15, 1, 15]) == 9
     assert value_of([13, 2, 5, 7, 14, 8, 9, 10, 15, 15]) == 4
-    examples = make(listops.listops, 40, 256, shortest=32)
+    examples = make(listops.listops, 100, length, shortest=shortest)
     for tokens, ((_, label),) in asked(examples):
         size = tokens.index(0)
-        assert 32 < size < 256 and not any(tokens[size:])
+        assert shortest < size < length and not any(tokens[size:])
         assert value_of(tokens[:size]) == label
     assert len(np.unique(examples.labels)) > 5
 

@@ -106,11 +106,11 @@ LEARN = {
                 2, 3, 5, "expert_choice", routing_scope="prefix", **PREFIX
             )
         ),
-        CAUSAL,
+        {**CAUSAL, "query": X[:, :12]},
     ),
     "members of clusters in strides with dropout": (
         lambda: helpers.attention(layers.ClusterStridedHeads(2, 3, 5, **PREFIX)),
-        CAUSAL,
+        {**CAUSAL, "query": X[:, :12]},
     ),
     "a cap that leaves nothing": (
         lambda: helpers.attention(

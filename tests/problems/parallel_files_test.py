@@ -6,7 +6,7 @@ import os
 import pytest
 
 from routing_tf import problems
-from routing_tf.tokenizers import ByteTokenizer
+from tests.problems.prepared import texts_of as pairs
 
 
 def write(path, lines):
@@ -22,15 +22,6 @@ def files(tmp_path):
         "source_files": write(tmp_path / "a.en", range(1, 101)),
         "target_files": write(tmp_path / "a.de", range(-1, -101, -1)),
     }
-
-
-def pairs(problem, split):
-    """The texts of a split, which end with the end id."""
-    detokenize = ByteTokenizer().detokenize
-    return [
-        tuple(detokenize(ids) for ids in problem.pair(split, n))
-        for n in range(problem.num_windows(split))
-    ]
 
 
 def expected(numbers):
@@ -152,25 +143,6 @@ class TestFilesThatDoNotFit:
         problem.prepare("train")
         with pytest.raises(ValueError, match="'validation' of parallel_files must"):
             problem.prepare("validation")
-
-    @pytest.mark.parametrize(
-        "options, message",
-        [
-            ({}, "`source_files` and `target_files` must both"),
-            ({"source_files": "a"}, "Received: 'a' and None"),
-            (
-                {"source_files": "a", "target_files": "b", "test_source_files": "c"},
-                "`test_source_files` and `test_target_files` must both",
-            ),
-            (
-                {"source_files": "a", "target_files": "b", "vocabulary": "subwords"},
-                "`data_dir` must name a folder for the vocabulary",
-            ),
-        ],
-    )
-    def test_options(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            problems.get("parallel_files", **options)
 
 
 class TestArrays:

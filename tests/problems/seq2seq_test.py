@@ -280,19 +280,6 @@ def test_pairs_that_are_not_there():
         Numbers().pair("test", 4)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"input_length": 0}, "`input_length` must be a positive"),
-        ({"too_long": "keep"}, "too_long='keep'"),
-        ({"min_training_length": 4}, "min_training_length=4"),
-    ],
-)
-def test_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
-        Numbers(**options)
-
-
 class TestHyperparameters:
     settings = models.preset_hyperparameters("translate_local_cluster512")
 

@@ -298,22 +298,6 @@ def test_refused_datasets(problem, arguments, message):
         problem.dataset(**{"split": "train", "batch_size": 2, **arguments})
 
 
-@pytest.mark.parametrize(
-    "message, options",
-    [
-        ("`min_training_length` must", {"min_training_length": 0}),
-        ("`min_training_length` must", {"min_training_length": LENGTH + 1}),
-        ("`min_training_length` must", {"min_training_length": "many"}),
-        ("`train_split` must be one of", {"train_split": "valid"}),
-        ("`eval_split` must be one of", {"eval_split": "valid"}),
-        ("`packing` must be one of", {"packing": "tight"}),
-    ],
-)
-def test_refused_options(message, options):
-    with pytest.raises(ValueError, match=message):
-        problems.get("python_source", sequence_length=LENGTH, **options)
-
-
 class TestTextFiles:
     def test_few_files_are_cut_byte_by_byte(self, tmp_path):
         first, second = random_bytes(1000, seed=1), random_bytes(640, seed=2)
@@ -353,22 +337,36 @@ class TestTextFiles:
         train = splits["here"]["train"]
         assert train == sorted(train)
 
-    def test_patterns(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize(
+        "files, names",
+        [
+            ("c.txt, d/*.txt", "c.txt d/a.txt d/b.txt"),
+            (["d/b.txt", "d/*.txt"], "d/b.txt d/a.txt"),
+            ("d/**/*.txt", "d/a.txt d/b.txt d/e/f.txt"),
+            ("d/**", "d/a.txt d/b.txt d/e/f.txt d/skip.md"),
+            ("x[1]", "x[1]"),
+            (None, ""),
+            ("", ""),
+            # Folders of any depth.
+            ("**", "a/b/x a/x c.txt d/a.txt d/b.txt d/e/f.txt d/skip.md x x1 x[1]"),
+            ("**/x", "a/b/x a/x x"),
+            ("a/**/**/x", "a/b/x a/x"),
+            ("**/b/**", "a/b/x"),
+            ("*/**/[x]", "a/b/x a/x"),
+            ("**/link/b/x", "link/b/x"),
+        ],
+    )
+    def test_patterns(self, tmp_path, monkeypatch, files, names):
         monkeypatch.chdir(tmp_path)
-        for name in ("c.txt", "d/a.txt", "d/b.txt", "d/e/f.txt", "d/skip.md", "x[1]"):
-            write(tmp_path, name, b"x" * 400 + name.encode())
-        write(tmp_path, "x1", b"not meant")
-
-        def names(files):
-            found = named_files.find_files("files", files)
-            return [pathlib.Path(p).relative_to(tmp_path).as_posix() for p in found]
-
-        assert names("c.txt, d/*.txt") == ["c.txt", "d/a.txt", "d/b.txt"]
-        assert names(["d/b.txt", "d/*.txt"]) == ["d/b.txt", "d/a.txt"]
-        assert names("d/**/*.txt") == ["d/a.txt", "d/b.txt", "d/e/f.txt"]
-        assert names("d/**") == ["d/a.txt", "d/b.txt", "d/e/f.txt", "d/skip.md"]
-        assert names("x[1]") == ["x[1]"]
-        assert names(None) == names("") == []
+        paths = "c.txt d/a.txt d/b.txt d/e/f.txt d/skip.md x[1] x1 x a/x a/b/x .hid/x"
+        for name in paths.split():
+            write(tmp_path, name, name.encode())
+        (tmp_path / "link").symlink_to("a")
+        expected = [str(tmp_path / name) for name in names.split()]
+        assert named_files.find_files("files", files) == expected
+        if isinstance(files, str) and files and "," not in files:
+            absolute = f"{tmp_path}/{files}"
+            assert named_files.find_files("files", absolute) == expected
 
     def test_names_with_commas(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -471,32 +469,6 @@ class TestTextFiles:
             problems.TextFiles(
                 books / "3.txt", books / "1.txt", tmp_path / names[0]
             ).prepare()
-
-    @pytest.mark.parametrize(
-        "pattern, names",
-        [
-            ("**", ["a/b/x", "a/x", "x"]),
-            ("**/x", ["a/b/x", "a/x", "x"]),
-            ("a/**/**/x", ["a/b/x", "a/x"]),
-            ("**/b/**", ["a/b/x"]),
-            ("*/**/[x]", ["a/b/x", "a/x"]),
-            ("**/link/b/x", ["link/b/x"]),
-        ],
-    )
-    def test_folders_of_any_depth(self, tmp_path, monkeypatch, pattern, names):
-        monkeypatch.chdir(tmp_path)
-        (tmp_path / "a" / "b").mkdir(parents=True)
-        (tmp_path / ".hidden").mkdir()
-        (tmp_path / "link").symlink_to("a")
-        for folder in ("", "a", "a/b", ".hidden"):
-            write(tmp_path / folder, "x", folder.encode())
-        expected = [str(tmp_path / name) for name in names]
-        for base in ("", f"{tmp_path}/"):
-            assert named_files.find_files("files", base + pattern) == expected
-
-    def test_files_are_needed(self):
-        with pytest.raises(ValueError, match="`files` must name the text files"):
-            problems.get("text_files")
 
     @pytest.mark.parametrize(
         "message, size, length",

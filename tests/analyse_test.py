@@ -16,6 +16,7 @@ from routing_tf.training import evaluation
 from routing_tf.training import loading
 from routing_tf.training import run_config
 from routing_tf.training import run_folder
+from tests import runs
 from tests import small_problems
 
 pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
@@ -235,13 +236,10 @@ def test_reads_of_held_out_text(expert_choice, run, monkeypatch):
 
 @pytest.fixture(scope="module")
 def image_run(tmp_path_factory):
-    settings = models.Hyperparameters(
-        **{**SETTINGS, "max_sequence_length": 16, "num_layers": 1, "batch_tokens": 64},
-        image_height=4,
-        image_width=4,
-        num_classes=2,
-        routing="expert_choice",
-    ).replace(num_local_only_layers=0)
+    changes = f"{runs.IMAGE_HPARAMS},num_routed_heads=1,routing=expert_choice"
+    settings = models.preset_hyperparameters("digits_small").replace(
+        **models.hyperparameters.parse_overrides(changes)
+    )
     return save_run(tmp_path_factory.mktemp("images"), "test_checkers", settings)
 
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from routing_tf.cli import evaluate
-from routing_tf.cli import train
 from routing_tf.models.scoring import Score
 from routing_tf.training import checkpoints
 from routing_tf.training import evaluation
@@ -14,7 +13,6 @@ from routing_tf.training import loading
 from routing_tf.training import run_config
 from tests import runs
 from tests import small_problems
-from tests.command_line import parse
 
 pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
 
@@ -32,19 +30,10 @@ def other(tmp_path):
 @pytest.fixture(scope="module")
 def model_dir(text, tmp_path_factory):
     """The folder of a finished run."""
+    hparams = ["--hparams_set=byte_tiny", f"--hparams={HPARAMS},routing=expert_choice"]
+    options = ["--train_steps=3", "--eval_examples=5", "--sample_bytes=0"]
     folder = tmp_path_factory.mktemp("run")
-    options = parse(
-        train,
-        f"--model_dir={folder}",
-        f"--files={text}",
-        "--hparams_set=byte_tiny",
-        f"--hparams={HPARAMS},routing=expert_choice",
-        "--train_steps=3",
-        "--eval_examples=5",
-        "--sample_bytes=0",
-    )
-    assert train.run(options) == 0
-    return folder
+    return runs.trained(folder, f"--files={text}", *hparams, *options)
 
 
 @pytest.fixture
@@ -126,18 +115,9 @@ def test_larger_vocabulary(model_dir, refused, monkeypatch):
 @pytest.fixture(scope="module")
 def words_dir(tmp_path_factory):
     """The folder of a run whose metric is the perplexity per word."""
-    folder = tmp_path_factory.mktemp("words")
-    options = parse(
-        train,
-        f"--model_dir={folder}",
-        "--problem=test_words",
-        f"--hparams={HPARAMS}",
-        "--train_steps=1",
-        "--eval_examples=2",
-        "--sample_bytes=0",
-    )
-    assert train.run(options) == 0
-    return folder
+    options = ["--train_steps=1", "--eval_examples=2", "--sample_bytes=0"]
+    problem = ["--problem=test_words", f"--hparams={HPARAMS}"]
+    return runs.trained(tmp_path_factory.mktemp("words"), *problem, *options)
 
 
 def test_no_other_split_is_loaded(words_dir, run, refused, monkeypatch):

@@ -1,8 +1,5 @@
 import inspect
-import os
-import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
@@ -20,23 +17,16 @@ from routing_tf.models import feed_forwards
 from routing_tf.models import hyperparameters
 from routing_tf.models import patterns
 from tests.command_line import parse
+from tests.command_line import python
 
-ROOT = pathlib.Path(__file__).parents[1]
 NOT_OF_COMMANDS = {"vocabulary_size", "compatibility"}
 SLOW = {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
 
 
 def alone(folder, command, *arguments):
     """Runs a command in a process of its own; returns it and what it has imported."""
-    python = [sys.executable, "-X", "importtime", "-m", f"routing_tf.{command}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*python, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
-    )
+    module = ("-X", "importtime", "-m", f"routing_tf.{command}")
+    done = python(*module, *arguments, folder=folder)
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "absl.flags" in imported
     return done, imported

@@ -10,6 +10,7 @@ import keras
 import pytest
 
 from routing_tf.training import engines
+from tests import command_line
 from tests.engines import small_runs
 
 BACKEND = keras.backend.backend()
@@ -107,17 +108,9 @@ for tpu in None, "local", "no-such-tpu", "grpc://127.0.0.1:9":
     except ValueError as error:
         print("refused", error)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    for name in ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"):
-        environment.pop(name, None)
+    names = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
     started = time.monotonic()
-    finished = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    finished = command_line.python("-c", program, **dict.fromkeys(names))
     refused = finished.stdout.count("refused `tpu` must name a TPU")
     assert refused == 4, finished.stderr[-3000:]
     assert time.monotonic() - started < 90

@@ -102,6 +102,8 @@ def test_no_such_choice(field, value):
             {**FLAWED, "exploring_queries": 4},
         ),
         ("`qk_norm` must be False with flaws", {**FLAWED, "qk_norm": True}),
+        ("rotary_positions=True` must come", {**FLAWED, "rotary_positions": True}),
+        ("rotary_positions=True` must", {"rotary_positions": True, "key_dim": 3}),
         (
             "`feed_forward='sparse_feed_forward'` must come without.*'trained'",
             {**FLAWED, "feed_forward": "sparse_feed_forward"},
@@ -245,6 +247,7 @@ def test_round_trip_through_json(h):
         ("remat_attention=weights", {"remat_attention": "weights"}),
         ("routing=none,query_cluster=key", {"routing": None, "query_cluster": "key"}),
         ("optimizer=adam", {"optimizer": "adam"}),
+        ("rotary_positions=true", {"rotary_positions": True}),
     ],
 )
 def test_parse_overrides(text, expected):

@@ -253,14 +253,9 @@ def test_what_lora_learns_is_saved(remat, tmp_path):
     copy.logits_dense.trainable = False
     assert_same(copy.trainable_weights, adapters)
 
-    lm.save(tmp_path / "model.keras")
-    lm.save_to_preset(tmp_path / "preset")
     attention = lm.backbone.blocks[0].attention
     kernels = [attention.adapted("query"), attention.adapted("value")]
-    for loaded in (
-        keras.saving.load_model(tmp_path / "model.keras"),
-        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset")),
-    ):
+    for loaded in small_models.saved(lm, tmp_path):
         assert len(loaded.variables) == len(fixed)
         attention = loaded.backbone.blocks[0].attention
         assert_same([attention.query_kernel, attention.value_kernel], kernels)
@@ -288,12 +283,7 @@ def test_what_is_compiled_follows_adapters():
 def test_quantized_models_load(tmp_path):
     lm = language_model(embedding_dim=6)
     lm.quantize("int8")
-    lm.save(tmp_path / "model.keras")
-    lm.save_to_preset(tmp_path / "preset")
-    for loaded in (
-        keras.saving.load_model(tmp_path / "model.keras"),
-        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset")),
-    ):
+    for loaded in small_models.saved(lm, tmp_path):
         assert_same(loaded.weights, lm.weights)
         for layer in (loaded.output_projection, loaded.logits_dense):
             assert layer.quantization_mode == "int8"

@@ -269,27 +269,32 @@ def test_a_call_with_missing_arguments_is_refused():
         release.attention_layer({"query_shape": (4,), "local_num_heads": 2})
 
 
-def test_names_with_normalization_before_each_part():
-    lm = language_model(layer_preprocess_sequence="n", layer_postprocess_sequence="da")
-    scopes = [
-        *(
-            f"decoder_layer_{i}/self_attention/layer_prepostprocess{part}"
-            for i in range(2)
-            for part in ("", "_1")
-        ),
-        "layer_prepostprocess",
-    ]
-    assert [name for name in names(lm) if "layer_norm" in name] == [
-        f"{scope}/layer_norm/layer_norm_{kind}"
-        for scope in scopes
-        for kind in ("scale", "bias")
-    ]
-    norms = [lm.backbone.final_norm.gamma, lm.backbone.final_norm.beta]
-    variables = list(release.variables_by_name(lm).values())
-    final = variables[
-        names(lm).index("layer_prepostprocess/layer_norm/layer_norm_scale") :
-    ]
-    assert [id(variable) for variable in final[:2]] == [id(norm) for norm in norms]
+DECODER = ["attention", "feed_forward"]
+PAIRS = {"encoder": DECODER, "decoder": ["attention", "cross_attention", DECODER[1]]}
+
+
+@pytest.mark.parametrize(
+    "build, sides", [(language_model, {"decoder": DECODER}), (seq2seq_model, PAIRS)]
+)
+def test_names_with_normalization_before_each_part(build, sides):
+    lm = build(layer_preprocess_sequence="n", layer_postprocess_sequence="da")
+    backbone = lm.backbone
+    norms, norm = {}, "layer_prepostprocess"
+    for side, parts in sides.items():
+        blocks = backbone.encoder_blocks if side == "encoder" else backbone.blocks
+        for index, block in enumerate(blocks):
+            for part, suffix in zip(parts, ("", "_1", "_2")):
+                scope = f"{side}_layer_{index}/self_attention/{norm}{suffix}"
+                (norms[scope],) = getattr(block, f"{part}_input").norms
+    finals = [getattr(backbone, "encoder_final_norm", None), backbone.final_norm]
+    norms |= zip((norm, f"{norm}_1"), finals[-len(sides) :])
+    variables = dict(zip(names(lm), release.variables_by_name(lm).values()))
+    found = {name: id(v) for name, v in variables.items() if "layer_norm" in name}
+    expected = {}
+    for scope, layer in norms.items():
+        start = f"{scope}/layer_norm/layer_norm_"
+        expected |= {f"{start}scale": id(layer.gamma), f"{start}bias": id(layer.beta)}
+    assert list(found.items()) == list(expected.items())
 
 
 @small_models.FURTHER

@@ -8,14 +8,12 @@ from routing_tf import tokenizers
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models import release
 from tests import golden_cases
-from tests.models import release_test
 from tests.models import small_models
 from tests.models import small_seq2seq
 from tests.models.small_seq2seq import LOCAL
 from tests.models.small_seq2seq import language_model
 
 ON_JAX = keras.backend.backend() == "jax"
-VOCABULARY_SIZE = small_models.VOCABULARY_SIZE
 INPUTS = small_seq2seq.inputs()
 BUFFER = 8
 # A first layer of local heads, so that repeated tokens do not score alike.
@@ -26,11 +24,6 @@ GENERATING = {
     "num_clusters": 2,
     "attention_window": 3,
     "local_block_length": 4,
-}
-HPARAMS = {
-    **release_test.HPARAMS,
-    "num_encoder_layers": 2,
-    "memory_query_shape": [16],
 }
 
 
@@ -225,33 +218,6 @@ def test_text_in_text_out():
     texts = {"encoder_text": ["ab", "cd"], "decoder_text": ["ef", "gh"]}
     history = lm.fit(texts, batch_size=2, shuffle=False, verbose=0).history
     assert np.isfinite(history["loss"][0])
-
-
-def test_names_with_normalization_before_each_part():
-    steps = {"layer_preprocess_sequence": "n", "layer_postprocess_sequence": "da"}
-    lm = release.seq2seq_model({**HPARAMS, **steps}, VOCABULARY_SIZE)
-    norm = "layer_prepostprocess"
-    parts = {"encoder": ("", "_1"), "decoder": ("", "_1", "_2")}
-    scopes = [
-        f"{side}_layer_{index}/self_attention/{norm}{suffix}"
-        for side, suffixes in parts.items()
-        for index in range(2)
-        for suffix in suffixes
-    ]
-    scopes += [norm, f"{norm}_1"]
-    variables = release.variables_by_name(lm)
-    assert [name for name in variables if "layer_norm" in name] == [
-        f"sparse_transformer/body/{scope}/layer_norm/layer_norm_{kind}"
-        for scope in scopes
-        for kind in ("scale", "bias")
-    ]
-    order = ["attention", "cross_attention", "feed_forward"]
-    for part, suffix in zip(order, parts["decoder"], strict=True):
-        (layer,) = getattr(lm.backbone.blocks[1], f"{part}_input").norms
-        scope = f"sparse_transformer/body/decoder_layer_1/self_attention/{norm}{suffix}"
-        assert variables[f"{scope}/layer_norm/layer_norm_scale"] is layer.gamma
-    scale = f"sparse_transformer/body/{norm}/layer_norm/layer_norm_scale"
-    assert variables[scale] is lm.backbone.encoder_final_norm.gamma
 
 
 def test_the_table_of_the_encoder_has_the_name_of_tensor2tensor():

@@ -29,11 +29,10 @@ def other(tmp_path):
 
 @pytest.fixture(scope="module")
 def model_dir(text, tmp_path_factory):
-    """The folder of a finished run."""
-    hparams = ["--hparams_set=byte_tiny", f"--hparams={HPARAMS},routing=expert_choice"]
-    options = ["--train_steps=3", "--eval_examples=5", "--sample_bytes=0"]
-    folder = tmp_path_factory.mktemp("run")
-    return runs.trained(folder, f"--files={text}", *hparams, *options)
+    """The folder of a run."""
+    h = runs.settings(f"{HPARAMS},routing=expert_choice")
+    options = {"step": 3, "problem_options": {"files": str(text)}}
+    return runs.saved(tmp_path_factory.mktemp("run"), "text_files", h, **options)
 
 
 @pytest.fixture
@@ -115,9 +114,8 @@ def test_larger_vocabulary(model_dir, refused, monkeypatch):
 @pytest.fixture(scope="module")
 def words_dir(tmp_path_factory):
     """The folder of a run whose metric is the perplexity per word."""
-    options = ["--train_steps=1", "--eval_examples=2", "--sample_bytes=0"]
-    problem = ["--problem=test_words", f"--hparams={HPARAMS}"]
-    return runs.trained(tmp_path_factory.mktemp("words"), *problem, *options)
+    folder = tmp_path_factory.mktemp("words")
+    return runs.saved(folder, "test_words", runs.settings(HPARAMS))
 
 
 def test_no_other_split_is_loaded(words_dir, run, refused, monkeypatch):

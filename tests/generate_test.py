@@ -19,7 +19,6 @@ from routing_tf.problems import image
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import loading
 from routing_tf.training import run_config
-from routing_tf.training import run_folder
 from tests import command_line
 from tests import runs
 from tests import small_problems as small_problems
@@ -345,15 +344,8 @@ def test_mistakes_with_an_encoder(pair_model, refused, arguments, message):
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """The folder of a run on images."""
-    folder = tmp_path_factory.mktemp("images")
-    changes = f"{runs.IMAGE_HPARAMS},num_routed_heads=1"
-    hyperparameters = models.preset_hyperparameters("digits_small").replace(
-        **models.hyperparameters.parse_overrides(changes)
-    )
-    config, _ = run_config.configure("test_checkers", hyperparameters)
-    model = models.RoutingImageTransformer(config.hyperparameters)
-    run_folder.save_run(config, model, folder, step=1)
-    return folder
+    h = runs.settings(f"{runs.IMAGE_HPARAMS},num_routed_heads=1", "digits_small")
+    return runs.saved(tmp_path_factory.mktemp("images"), "test_checkers", h)
 
 
 def read_picture(path):

@@ -2,8 +2,10 @@
 
 import json
 
-from routing_tf.cli import train
-from tests import command_line
+from routing_tf import models
+from routing_tf import training
+from routing_tf.training import run_config
+from routing_tf.training import run_folder
 
 HPARAMS = (
     "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
@@ -17,10 +19,17 @@ IMAGE_HPARAMS = (
 )
 
 
-def trained(folder, *arguments):
-    """Trains in this process; returns the folder of the run."""
-    options = command_line.parse(train, f"--model_dir={folder}", *arguments)
-    assert train.run(options) == 0
+def settings(changes, preset="byte_tiny"):
+    """Returns the hyperparameters of a preset with changes as `--hparams` has them."""
+    changes = models.hyperparameters.parse_overrides(changes)
+    return models.preset_hyperparameters(preset).replace(**changes)
+
+
+def saved(folder, problem, hyperparameters, step=0, **fields):
+    """Writes the folder of a run with random weights, and returns it."""
+    config, problem = run_config.configure(problem, hyperparameters, **fields)
+    lm = training.build_model(config.hyperparameters, problem)
+    run_folder.save_run(config, lm, folder, step)
     return folder
 
 

@@ -31,8 +31,10 @@ def arguments(text):
 @pytest.fixture(scope="module")
 def finished(arguments, tmp_path_factory):
     """The folder of a finished run."""
+    model_dir = tmp_path_factory.mktemp("run")
     options = ["--train_steps=4", "--eval_examples=4", "--sample_bytes=0", "--seed=3"]
-    return runs.trained(tmp_path_factory.mktemp("run"), *arguments, *options)
+    assert train.run(parse(f"--model_dir={model_dir}", *arguments, *options)) == 0
+    return model_dir
 
 
 @pytest.fixture
@@ -107,15 +109,13 @@ def test_a_run_on_images_of_ones_own(tmp_path, run, refused):
     h = run_config.RunConfig.load(tmp_path / "run").hyperparameters
     assert (h.image_height, h.image_width, h.num_channels) == (3, 5, 3)
     assert (h.num_classes, h.vocabulary_size) == (2, 256)
-    out = run(model_dir, "--sample_images=0", "--train_steps=3")
-    assert "continuing at step 2" in out
+    # A run that was begun goes on.
+    assert configure(model_dir, "--train_steps=3").hyperparameters.num_classes == 2
     model_dir = f"--model_dir={tmp_path / 'other'}"
     said = refused(train, model_dir, *options, f"--hparams={tiny},num_classes=3")
     assert "num_classes=2. Received: num_classes=3 in --hparams" in said
-    changes = f"--hparams={tiny},num_classes=none"
-    run(model_dir, *options, changes, "--train_steps=1")
-    h = run_config.RunConfig.load(tmp_path / "other").hyperparameters
-    assert h.num_classes is None
+    config = configure(model_dir, *options[:2], f"--hparams={tiny},num_classes=none")
+    assert config.hyperparameters.num_classes is None
 
 
 WORDS = [

@@ -33,15 +33,8 @@ LENGTH = 32
 
 
 def tiny(**changes):
-    small = {
-        **models.hyperparameters.parse_overrides(runs.HPARAMS),
-        "num_routed_heads": 1,
-        "num_clusters": 3,
-        "routing": "expert_choice",
-        "learning_rate": 0.02,
-        "train_steps": 6,
-    }
-    return models.preset_hyperparameters("byte_tiny").replace(**{**small, **changes})
+    own = "num_routed_heads=1,num_clusters=3,routing=expert_choice,learning_rate=0.02"
+    return runs.settings(f"{runs.HPARAMS},{own},train_steps=6").replace(**changes)
 
 
 @pytest.fixture(scope="module")

@@ -270,38 +270,30 @@ def test_packages_that_the_user_names_are_allowed(load_file, tmp_path, monkeypat
     assert touched.exists()
 
 
-@pytest.mark.parametrize("name", attacks("x"))
-@pytest.mark.parametrize("part", ["head_groups", "kernel_initializer"])
-def test_configs_inside_of_our_layers_run_no_code(name, part, marker):
-    heads = layers.LocalHeads(2, block_shape=(4,))
-    config = layers.MixedAttention([heads], key_dim=4).get_config()
-    attack = attacks(marker)[name]
-    config[part] = [attack] if part == "head_groups" else attack
-    if name == "other library":
-        # It is registered: the user's own head groups and initializers are too.
-        return
-    with assert_refused("class|Lambda|function|safe", kinds=(ValueError, TypeError)):
-        layers.MixedAttention.from_config(config)
-
-
-@pytest.mark.parametrize("name", attacks("x"))
-def test_heads_of_hyperparameters_run_no_code(name, marker):
-    attack = attacks(marker)[name]
-    with assert_refused("must be a head group"):
-        models.Hyperparameters(routed_heads=attack)
-    heads = keras.saving.serialize_keras_object(layers.LocalHeads(4, (4,)))
-    heads["config"]["embeddings_initializer"] = attack
-    if name == "other library":  # as above
-        return
-    with assert_refused("class|Lambda|function|safe|initializer"):
-        models.RoutingTransformer(models.Hyperparameters(routed_heads=heads))
-
-
 def head_config(heads, **settings):
     """The config of a head group with other settings, in a list of it alone."""
     config = keras.saving.serialize_keras_object(heads)
     config["config"].update(settings)
     return [config]
+
+
+@pytest.mark.parametrize("name", attacks("x"))
+def test_configs_of_layers_and_heads_run_no_code(name, marker):
+    attack = attacks(marker)[name]
+    with assert_refused("must be a head group"):
+        models.Hyperparameters(routed_heads=attack)
+    if name == "other library":
+        # It is registered: the user's own head groups and initializers are too.
+        return
+    heads = layers.LocalHeads(4, block_shape=(4,))
+    for part, value in (("head_groups", [attack]), ("kernel_initializer", attack)):
+        config = layers.MixedAttention([heads], key_dim=4).get_config() | {part: value}
+        kinds = (ValueError, TypeError)
+        with assert_refused("class|Lambda|function|safe", kinds=kinds):
+            layers.MixedAttention.from_config(config)
+    config = head_config(heads, embeddings_initializer=attack)
+    with assert_refused("class|Lambda|function|safe|initializer"):
+        models.RoutingTransformer(models.Hyperparameters(routed_heads=config))
 
 
 @keras.saving.register_keras_serializable("some_library")
@@ -441,45 +433,26 @@ def test_arrays_on_disk_hold_what_they_claim(length, tmp_path):
         array_store.read(tmp_path)
 
 
-HOSTILE = [
-    {"hidden_dim": 2**22, "key_dim": 8},
-    {"hidden_dim": 10**9, "key_dim": 8},
-    {"vocabulary_size": 2**24},
-    {"vocabulary_size": 10**12},
-    {"intermediate_dim": 2**21},
-    {"num_local_heads": 2**20, "key_dim": 16},
-    {"num_clusters": 2**23},
-    {"max_relative_position": 2**23},
-    {"num_layers": 10**9},
-    {"num_layers": 256},
-    {"max_sequence_length": 10**12},
-    {"routing": "random", "num_clusters": 10**12},
-    {"embedding_dim": 10**400},
-    {"num_layers": 2.5},
-    {"local_flange_blocks": 2**16},
-    {"no_such_setting": 1},
-]
-LARGE = "must keep to|more (values|blocks) than its|must be|Unknown hyperparameters"
-
-
-@pytest.mark.parametrize("changes", HOSTILE, ids=str)
-def test_a_config_needs_no_more_than_its_file_has(changes, load_file, load_preset):
-    def change(config):
-        is_task = "backbone" in config["config"]
-        place = config["config"]["backbone"] if is_task else config
-        place["config"]["hyperparameters"].update(changes)
-        return config
-
-    with assert_refused(LARGE):
-        load_file("byte_tiny", change)
-    for file in ("config.json", "task.json"):
-        with assert_refused(LARGE):
-            load_preset("byte_tiny", file, change)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
+HOSTILE = {
+    "byte_tiny": [
+        {"hidden_dim": 2**22, "key_dim": 8},
+        {"hidden_dim": 10**9, "key_dim": 8},
+        {"vocabulary_size": 2**24},
+        {"vocabulary_size": 10**12},
+        {"intermediate_dim": 2**21},
+        {"num_local_heads": 2**20, "key_dim": 16},
+        {"num_clusters": 2**23},
+        {"max_relative_position": 2**23},
+        {"num_layers": 10**9},
+        {"num_layers": 256},
+        {"max_sequence_length": 10**12},
+        {"routing": "random", "num_clusters": 10**12},
+        {"embedding_dim": 10**400},
+        {"num_layers": 2.5},
+        {"local_flange_blocks": 2**16},
+        {"no_such_setting": 1},
+    ],
+    "digits_small": [
         {"image_height": 2**20, "image_width": 2**20, "max_sequence_length": 2**40},
         {"image_height": 2**21, "image_width": 1, "max_sequence_length": 2**21},
         {"image_height": 10**9},
@@ -487,15 +460,27 @@ def test_a_config_needs_no_more_than_its_file_has(changes, load_file, load_prese
         {"num_channels": 2**16, "max_sequence_length": 2**22},
         {"local_block_length": 2**12, "local_block_width": 2**12},
     ],
-    ids=str,
+}
+LARGE = "must keep to|more (values|blocks) than its|must be|Unknown hyperpara|is height"
+
+
+@pytest.mark.parametrize(
+    "name, changes", [(name, each) for name in HOSTILE for each in HOSTILE[name]]
 )
-def test_images_need_no_more_than_their_file_has(changes, load_file):
+def test_a_config_needs_no_more_than_its_file_has(
+    name, changes, load_file, load_preset
+):
     def change(config):
-        config["config"]["hyperparameters"].update(changes)
+        is_task = "backbone" in config["config"]
+        place = config["config"]["backbone"] if is_task else config
+        place["config"]["hyperparameters"].update(changes)
         return config
 
-    with assert_refused(f"{LARGE}|is height"):
-        load_file("digits_small", change)
+    with assert_refused(LARGE):
+        load_file(name, change)
+    for file in ("config.json", "task.json") if name == "byte_tiny" else ():
+        with assert_refused(LARGE):
+            load_preset(name, file, change)
 
 
 @pytest.mark.parametrize("layer", ["backbone", "embedding"])
@@ -576,17 +561,14 @@ def test_caches_of_heads_are_bounded(heads, received):
 
 
 def test_caches_of_images_are_bounded():
-    model = models.RoutingImageTransformer.from_preset(
-        "digits_small", attention_window=2**24
-    )
+    h = presets.preset_hyperparameters("digits_small").replace(attention_window=2**24)
     with assert_refused("max_remembered.*for a text of 64"):
-        model.make_cache(1)
+        models.RoutingImageTransformer(h).make_cache(1)
 
 
 def test_what_has_no_window_is_not_bounded():
-    h = presets.preset_hyperparameters("byte_tiny")
-    heads = {"num_local_heads": h.num_heads, "num_routed_heads": 0}
-    safe_loading.check_memory(h.replace(**heads, attention_window=2**24))
+    h = presets.preset_hyperparameters("byte_tiny").replace(attention_window=2**24)
+    safe_loading.check_memory(h.replace(num_local_heads=4, num_routed_heads=0))
 
 
 def test_nothing_of_a_refused_model_is_left_behind():
@@ -657,31 +639,26 @@ def test_weights_of_other_files_are_refused(originals, load_file, tmp_path):
         load_file("digits_small", weights=path.read_bytes())
 
 
-@pytest.fixture
-def digits_weights(originals, load_file, tmp_path):
-    """An HDF5 file of the weights of a model, to be changed, and what loads them."""
-    path = tmp_path / "weights.h5"
+IN_ONE_LINE = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize(
+    "value", [np.nan, np.inf, pytest.param(None, marks=IN_ONE_LINE)]
+)
+def test_weights_are_there_and_finite(value, originals, load_file, tmp_path):
+    path, name = tmp_path / "weights.h5", "layers/dense/vars/1"
     with zipfile.ZipFile(originals / "digits_small.keras") as file:
         path.write_bytes(file.read("model.weights.h5"))
-    return path, lambda: load_file("digits_small", weights=path.read_bytes())
-
-
-@pytest.mark.filterwarnings("error")
-def test_missing_weights_are_named_in_one_line(digits_weights):
-    path, load = digits_weights
     with h5py.File(path, "r+") as file:
-        del file["layers/dense/vars/1"]
-    with assert_refused("hold all weights.*Layer 'logits' expected 2"):
-        load()
-
-
-def test_weights_must_be_finite(digits_weights):
-    path, load = digits_weights
-    for value in (np.nan, np.inf):
-        with h5py.File(path, "r+") as file:
-            file["layers/dense/vars/1"][0] = value
-        with assert_refused("must be finite.*with others in logits/bias"):
-            load()
+        if value is None:
+            del file[name]
+        else:
+            file[name][0] = value
+    message = "must be finite.*with others in logits/bias"
+    if value is None:
+        message = "hold all weights.*Layer 'logits' expected 2"
+    with assert_refused(message):
+        load_file("digits_small", weights=path.read_bytes())
 
 
 def test_packed_weights_are_refused(load_file):

@@ -13,8 +13,6 @@ from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import evaluation
 from tests.models import small_models
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 
 class Countdown(problems.Problem):
     """150 ids in each split: windows of 24 and a last one of 6."""

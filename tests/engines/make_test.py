@@ -29,15 +29,29 @@ def test_one_device_is_the_default():
     engine.sync()
 
 
-def test_refuses_unknown_strategies():
-    with pytest.raises(ValueError, match="one of 'one', 'mirrored', 'multi_worker', "):
-        engines.make("two")
-
-
-@pytest.mark.parametrize("strategy", ["one", "mirrored", "multi_worker"])
-def test_a_tpu_has_a_strategy_of_its_own(strategy):
-    with pytest.raises(ValueError, match="strategy 'tpu'.*tpu='local'"):
-        engines.make(strategy, tpu="local")
+@pytest.mark.parametrize(
+    "message, strategy, options",
+    [
+        ("one of 'one', 'mirrored', 'multi_worker', ", "two", {}),
+        *(
+            ("strategy 'tpu'.*tpu='local'", strategy, {"tpu": "local"})
+            for strategy in ("one", "mirrored", "multi_worker")
+        ),
+        # Virtual devices need a strategy for them.
+        ("=100, strategy='one'", "one", {"num_virtual_devices": 100}),
+        ("=100, strategy='tpu'", "tpu", {"num_virtual_devices": 100}),
+        pytest.param(
+            *("`tpu` is for TensorFlow.*--strategy=tpu", "tpu", {"tpu": "local"}),
+            marks=on_jax,
+        ),
+        pytest.param(
+            r"a TPU and the package jax\[tpu\].*cpu:0", "tpu", {}, marks=on_jax
+        ),
+    ],
+)
+def test_refused(message, strategy, options):
+    with pytest.raises(ValueError, match=message):
+        engines.make(strategy, **options)
 
 
 def test_refuses_other_backends(monkeypatch):
@@ -61,18 +75,6 @@ def test_all_devices_of_a_machine_may_be_one():
 
 
 @on_jax
-def test_jax_needs_no_name_of_a_tpu():
-    with pytest.raises(ValueError, match="`tpu` is for TensorFlow.*--strategy=tpu"):
-        engines.make("tpu", tpu="local")
-
-
-@on_jax
-def test_jax_says_where_there_is_no_tpu():
-    with pytest.raises(ValueError, match=r"a TPU and the package jax\[tpu\].*cpu:0"):
-        engines.make("tpu")
-
-
-@on_jax
 def test_jax_says_how_processes_find_each_other(monkeypatch):
     for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"):
         monkeypatch.delenv(f"KERAS_DISTRIBUTION_{name}", raising=False)
@@ -88,12 +90,6 @@ def test_tensorflow_says_how_processes_find_each_other(config, monkeypatch):
         monkeypatch.setenv("TF_CONFIG", config)
     with pytest.raises(ValueError, match="needs TF_CONFIG.* Received: TF_CONFIG="):
         engines.make("multi_worker")
-
-
-@pytest.mark.parametrize("strategy", ["one", "tpu"])
-def test_virtual_devices_need_a_strategy_for_them(strategy):
-    with pytest.raises(ValueError, match=f"=100, strategy='{strategy}'"):
-        engines.make(strategy, num_virtual_devices=100)
 
 
 @pytest.mark.thorough

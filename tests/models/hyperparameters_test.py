@@ -158,24 +158,23 @@ def test_defaults():
         h.num_layers = 3
 
 
-def test_every_kind_of_head_counts():
-    h = Hyperparameters(num_cluster_strided_heads=3, num_strided_heads=5, key_dim=8)
-    assert h.num_heads == 4 + 4 + 3 + 5
+HEADS = {"num_cluster_strided_heads": 3, "num_strided_heads": 5, "key_dim": 8}
+BLOCKS = {"local_block_length": 2, "local_block_width": 6}
 
 
 @pytest.mark.parametrize(
-    "kind, fields",
-    [("text", {}), ("seq2seq", {"num_encoder_layers": 1}), ("image", IMAGE)],
+    "fields, kind, block_shape, num_heads",
+    [
+        ({}, "text", (256,), 8),
+        ({"num_encoder_layers": 1}, "seq2seq", (256,), 8),
+        (IMAGE, "image", (256,), 8),
+        ({**IMAGE, **BLOCKS}, "image", (2, 6), 8),
+        (HEADS, "text", (256,), 4 + 4 + 3 + 5),
+    ],
 )
-def test_kinds(kind, fields):
+def test_what_follows_from_fields(fields, kind, block_shape, num_heads):
     h = Hyperparameters(**fields)
-    assert h.kind == kind
-    assert h.local_block_shape == (256,)
-
-
-def test_blocks_of_an_image():
-    h = Hyperparameters(**IMAGE, local_block_length=2, local_block_width=6)
-    assert h.local_block_shape == (2, 6)
+    assert (h.kind, h.local_block_shape, h.num_heads) == (kind, block_shape, num_heads)
 
 
 def test_integers_serve_as_floats():

@@ -83,14 +83,10 @@ def attention(x, weights, visible):
 
     query, key, value = heads("query"), heads("key"), heads("value")
     logits = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
-    attended = np.zeros(value.shape)
+    shares = np.exp(logits) * visible
     # A query without a key gets zero.
-    for head, row in zip(*np.nonzero(visible.any(axis=-1))):
-        keys = np.flatnonzero(visible[head, row])
-        shares = np.exp(logits[:, head, row, keys])
-        shares /= shares.sum(axis=-1, keepdims=True)
-        mean = np.einsum("bk,bkd->bd", shares, value[:, head, keys])
-        attended[:, head, row] = mean
+    sums = shares.sum(axis=-1, keepdims=True)
+    attended = shares / np.where(sums == 0, 1, sums) @ value
     joined = attended.swapaxes(1, 2).reshape(*x.shape[:2], -1)
     return (
         joined @ weights["attention/output_kernel"] + weights["attention/output_bias"]

@@ -120,10 +120,8 @@ def test_pairs_with_an_empty_side_are_left_out(tmp_path, caplog):
 class TestFilesThatDoNotFit:
     def test_other_numbers_of_lines(self, files, tmp_path):
         write(tmp_path / "a.de", range(99))
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(ValueError, match="a.en' with 100.*a.de' with 99"):
             get(files).prepare()
-        assert f"{files['source_files']!r} with 100" in str(error.value)
-        assert f"{files['target_files']!r} with 99" in str(error.value)
 
     def test_other_numbers_of_files(self, files, tmp_path):
         files["source_files"] += f",{write(tmp_path / 'b.en', range(3))}"

@@ -254,11 +254,6 @@ def test_no_place_in_a_preset_runs_code(file, place, marker, load_preset):
             load_preset("byte_tiny", file, putting(place, attack), backbone)
 
 
-def test_other_loaders_of_keras_hub_are_not_reached(load_preset):
-    with assert_refused("must name its class"):
-        load_preset("digits_small", "config.json", '{"model_type": "bert"}')
-
-
 def test_packages_that_the_user_names_are_allowed(load_file, tmp_path, monkeypatch):
     touched = tmp_path / "touched"
     attack = attacks(touched)["other library"]
@@ -593,15 +588,6 @@ def test_limits_can_be_raised(originals, monkeypatch):
     safe_loading.load_keras_file(originals / "digits_small.keras")
 
 
-def weights_with(**datasets):
-    """The bytes of an HDF5 file."""
-    path = pathlib.Path("weights.h5")
-    with h5py.File(path, "w") as file:
-        for name, options in datasets.items():
-            file.create_dataset(name, **options)
-    return path.read_bytes()
-
-
 @pytest.mark.parametrize(
     "message, options",
     [
@@ -614,11 +600,10 @@ def weights_with(**datasets):
         ("holds no numbers", {"shape": (3,), "dtype": h5py.string_dtype()}),
     ],
 )
-def test_weights_are_stored_in_full(
-    message, options, load_file, load_preset, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    weights = weights_with(x=options)
+def test_weights_are_stored_in_full(message, options, load_file, load_preset, tmp_path):
+    with h5py.File(tmp_path / "weights.h5", "w") as file:
+        file.create_dataset("x", **options)
+    weights = (tmp_path / "weights.h5").read_bytes()
     with assert_refused(message):
         load_file("digits_small", weights=weights)
     with assert_refused(message):
@@ -717,12 +702,35 @@ def test_damaged_files(originals, tmp_path):
             safe_loading.load_keras_file(path)
 
 
-@pytest.mark.parametrize("text", ["[" * 40 + "]" * 40, "[" * 10**5, '{"a":' * 10**5])
-def test_nested_json_is_refused(text, load_preset, tmp_path):
-    with assert_refused("max_json_depth"):
-        load_preset("digits_small", "config.json", text)
-    with assert_refused("`hparams` must be.*max_json_depth"):
-        conversion.read_hparams(tmp_path / "preset/config.json")
+NESTED = ["[" * 40 + "]" * 40, "[" * 10**5, '{"a":' * 10**5]
+SHARDS = '{"weight_map": {"/layers": ["model_00000.weights.h5", "%s"]}}'
+
+
+@pytest.mark.parametrize(
+    "message, name, file, content",
+    [
+        *(("max_json_depth", "digits_small", "config.json", text) for text in NESTED),
+        # Other loaders of keras_hub are not reached.
+        ("must name its class", "digits_small", "config.json", '{"model_type": "b"}'),
+        *(
+            (
+                *("files of its own folder", "digits_small", "model.weights.json"),
+                SHARDS % path,
+            )
+            for path in ("/etc/passwd", "../other.weights.h5")
+        ),
+        (
+            *("a name without folders", "byte_tiny", "tokenizer.json"),
+            putting("config/config_file", "/etc/x.json"),
+        ),
+    ],
+)
+def test_other_files_of_a_preset(message, name, file, content, load_preset, tmp_path):
+    with assert_refused(message):
+        load_preset(name, file, content)
+    if content in NESTED:
+        with assert_refused("`hparams` must be.*max_json_depth"):
+            conversion.read_hparams(tmp_path / "preset/config.json")
 
 
 def test_large_json_is_not_read(originals, tmp_path):
@@ -731,19 +739,6 @@ def test_large_json_is_not_read(originals, tmp_path):
         file.truncate(2**40)
     with assert_refused("max_json_bytes"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
-
-
-@pytest.mark.parametrize("name", ["/etc/passwd", "../other.weights.h5"])
-def test_shards_lie_in_their_folder(name, load_preset):
-    index = {"weight_map": {"/layers": ["model_00000.weights.h5", name]}}
-    with assert_refused("files of its own folder"):
-        load_preset("digits_small", "model.weights.json", json.dumps(index))
-
-
-def test_assets_lie_in_their_folder(load_preset):
-    change = putting("config/config_file", "/etc/x.json")
-    with assert_refused("a name without folders"):
-        load_preset("byte_tiny", "tokenizer.json", change)
 
 
 @pytest.mark.parametrize("cls", [SubwordTokenizer, WordTokenizer])

@@ -198,24 +198,23 @@ class TestResume:
 
     @pytest.mark.parametrize("split, num_workers", [("train", 2), ("test", 3)])
     def test_workers_share_the_batches_of_one(self, problem, split, num_workers):
-        steps = 12 if split == "train" else None
-        whole = problem.dataset(split, batch_size=2 * num_workers, seed=1)
+        num_rows = 2 * num_workers
+        steps = 12
+        if split == "test":
+            steps = -(-problem.num_windows(split) // num_rows)
+        whole = problem.dataset(split, batch_size=num_rows, seed=1)
+        options = {"batch_size": 2, "seed": 1, "num_workers": str(num_workers)}
         parts = [
-            problem.dataset(
-                split, 2, seed=1, num_workers=str(num_workers), worker=worker
-            )
+            problem.dataset(split, **options, worker=worker)
             for worker in range(num_workers)
         ]
-        together = zip(*(part.as_numpy_iterator() for part in parts))
-        count = 0
-        for (_, targets, weights), rows in zip(
-            whole.take(steps or -1).as_numpy_iterator(), together
-        ):
-            joined = [np.concatenate([row[i] for row in rows]) for i in (1, 2)]
-            np.testing.assert_array_equal(joined[0], targets)
-            np.testing.assert_array_equal(joined[1], weights)
-            count += 1
-        assert count == (steps or -(-problem.num_windows(split) // (2 * num_workers)))
+        _, *whole = collect(whole if split == "test" else whole.take(steps))
+        parts = [collect(part.take(steps))[1:] for part in parts]
+        for expected, *rows in zip(whole, *parts):
+            assert len(expected) == steps * num_rows
+            rows = [each.reshape(steps, 2, LENGTH) for each in rows]
+            joined = np.concatenate(rows, axis=1).reshape(-1, LENGTH)
+            np.testing.assert_array_equal(joined, expected)
 
 
 class TestTruncation:

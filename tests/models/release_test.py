@@ -200,7 +200,7 @@ def test_unsupported_settings(change, message):
             "`total_key_depth` must be a multiple",
         ),
         (
-            {"sparsity_cluster_num_heads": 2, "total_value_depth": 17},
+            {**NO_HEADS, "local_num_heads": 6, "total_value_depth": 17},
             "`total_value_depth` must be a multiple",
         ),
         ({"total_value_depth": 36}, "_key_depth` and `total_value_depth` must be"),

@@ -309,7 +309,6 @@ class TestTextFiles:
         }
         for split, ids in expected.items():
             assert problem.ids(split).tolist() == ids
-            assert problem.ids(split).dtype == np.uint16
             assert problem.num_tokens(split) == len(ids)
         assert problem.describe("train", "test") == (
             "text_files: train 1,476 bytes of 2 files, test 82 bytes of 2 files; "

@@ -73,10 +73,7 @@ TEXTS = {
         "decoder_text": ["cat", "hat"],
     },
 }
-TASKS = {
-    models.RoutingTransformerCausalLM: models.RoutingTransformerCausalLMPreprocessor,
-    models.RoutingTransformerSeq2SeqLM: models.RoutingTransformerSeq2SeqLMPreprocessor,
-}
+TASKS = models.RoutingTransformerCausalLM, models.RoutingTransformerSeq2SeqLM
 
 
 @pytest.fixture
@@ -99,14 +96,15 @@ def inputs_of(cls):
     }
 
 
-def task_of(cls):
-    return cls(
-        cls.backbone_cls(BACKBONES[cls.backbone_cls]), preprocessor_of(TASKS[cls])
-    )
-
-
-def preprocessor_of(cls):
-    return cls(ByteTokenizer(), **PREPROCESSORS[cls])
+def parts_of(cls):
+    """Returns the arguments of a task."""
+    preprocessor_cls = cls.preprocessor_cls
+    return {
+        "backbone": cls.backbone_cls(BACKBONES[cls.backbone_cls]),
+        "preprocessor": preprocessor_cls(
+            ByteTokenizer(), **PREPROCESSORS[preprocessor_cls]
+        ),
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,11 +147,8 @@ def test_backbones(cls, checks):
 def test_tasks(cls, checks):
     checks.run_task_test(
         cls,
-        {
-            "backbone": cls.backbone_cls(BACKBONES[cls.backbone_cls]),
-            "preprocessor": preprocessor_of(TASKS[cls]),
-        },
-        train_data=(TEXTS[TASKS[cls]],),
+        parts_of(cls),
+        train_data=(TEXTS[cls.preprocessor_cls],),
         expected_output_shape=(2, LENGTH, 258),
     )
 
@@ -173,7 +168,7 @@ def test_preprocessors(cls, checks):
 
 @pytest.mark.parametrize("cls", TASKS)
 def test_generation_stops_early_if_the_model_says_so(cls):
-    lm = task_of(cls)
+    lm = cls(**parts_of(cls))
     call_with_cache = lm.call_with_cache
 
     def ends(*args, **kwargs):
@@ -182,7 +177,7 @@ def test_generation_stops_early_if_the_model_says_so(cls):
 
     lm.compile(sampler="greedy", run_eagerly=True)
     with unittest.mock.patch.object(lm, "call_with_cache", wraps=ends):
-        prompts = TEXTS[TASKS[cls]]
+        prompts = TEXTS[cls.preprocessor_cls]
         texts = prompts["decoder_text"] if isinstance(prompts, dict) else prompts
         assert lm.generate(prompts) == texts
 

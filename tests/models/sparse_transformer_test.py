@@ -40,6 +40,13 @@ every_way = pytest.mark.parametrize(
         for way in EVERY
     ],
 )
+stepwise = pytest.mark.parametrize(
+    "pattern, arrangement",
+    [
+        pytest.param(*way, marks=() if way in STEPPED else small_models.FURTHER)
+        for way in FEW
+    ],
+)
 PRESETS = {
     # Millions of weights in Table 1 and section 7 of the paper.
     "sparse_transformer_cifar10": 59,
@@ -140,13 +147,7 @@ def test_logits_are_those_of_the_paper(pattern, arrangement):
     golden_cases.assert_close(logits, expected, 2e-5)
 
 
-@pytest.mark.parametrize(
-    "pattern, arrangement",
-    [
-        pytest.param(*way, marks=() if way in STEPPED else small_models.FURTHER)
-        for way in FEW
-    ],
-)
+@stepwise
 def test_tokens_one_by_one(pattern, arrangement):
     lm = language_model(pattern, arrangement, num_layers=2)
     x = small_models.inputs((13, 13), buffer=13)
@@ -237,13 +238,7 @@ def test_embeddings_of_images():
         )
 
 
-@pytest.mark.parametrize(
-    "pattern, arrangement",
-    [
-        pytest.param(*way, marks=() if way in STEPPED else small_models.FURTHER)
-        for way in FEW
-    ],
-)
+@stepwise
 def test_images_sub_pixel_by_sub_pixel(pattern, arrangement):
     model = small_image_model(
         factorized_pattern=pattern, factorized_arrangement=arrangement

@@ -29,6 +29,11 @@ def parts(number=10, stop=None, seen=None):
     return make
 
 
+def write_and_stop(folder, step, identity=()):
+    with pytest.raises(Stopped):
+        array_store.write(folder, DTYPES, dict(identity), parts(stop=step))
+
+
 @pytest.fixture(autouse=True)
 def checkpoints_at_each_step(monkeypatch):
     monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
@@ -56,8 +61,7 @@ def test_write_and_read(tmp_path):
 @pytest.mark.parametrize("stop", [0, 1, 9])
 def test_goes_on_where_it_was_stopped(tmp_path, stop):
     folder, seen = tmp_path / "store", []
-    with pytest.raises(Stopped):
-        array_store.write(folder, DTYPES, {}, parts(stop=stop))
+    write_and_stop(folder, stop)
     assert not array_store.is_complete(folder)
     array_store.write(folder, DTYPES, {}, parts(seen=seen))
     assert seen == list(range(stop, 10))
@@ -66,11 +70,9 @@ def test_goes_on_where_it_was_stopped(tmp_path, stop):
 
 def test_what_came_behind_the_last_checkpoint_is_made_again(tmp_path, monkeypatch):
     folder = tmp_path / "store"
-    with pytest.raises(Stopped):
-        array_store.write(folder, DTYPES, {}, parts(stop=4))
+    write_and_stop(folder, 4)
     monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", 1e9)
-    with pytest.raises(Stopped):
-        array_store.write(folder, DTYPES, {}, parts(stop=8))
+    write_and_stop(folder, 8)
     seen = []
     array_store.write(folder, DTYPES, {}, parts(seen=seen))
     assert seen[0] == 4
@@ -83,8 +85,7 @@ DAMAGED_PROGRESS = ("{", "[]", "5", '{"identity": {}, "lengths": 5}')
 @pytest.mark.parametrize("damage", ["identity", "file", *DAMAGED_PROGRESS])
 def test_begins_anew_if_it_cannot_go_on(tmp_path, damage):
     folder, seen = tmp_path / "store", []
-    with pytest.raises(Stopped):
-        array_store.write(folder, DTYPES, {"files": ["a"]}, parts(stop=5))
+    write_and_stop(folder, 5, {"files": ["a"]})
     partial = tmp_path / "store.incomplete"
     if damage == "file":
         os.truncate(partial / "ids.npy", 130)

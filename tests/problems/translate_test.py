@@ -82,16 +82,16 @@ def documents(sentences, length):
 
 
 class TestDocuments:
-    def test_they_are_in_the_order_of_the_corpora(self, tmp_path, raw):
-        problem = get(tmp_path, raw, input_length=100, sequence_length=120)
-        assert texts_of(problem, "train") == documents(TRAIN, 100)
-        assert texts_of(problem, "validation") == documents(VALIDATION, 100)
-        assert texts_of(problem, "test") == documents(TEST, 100)
-
-    def test_both_sides_fit(self, tmp_path, raw):
-        problem = get(tmp_path, raw, input_length=120, sequence_length=90)
-        assert texts_of(problem, "train") == documents(TRAIN, 90)
-        assert problem.tokens("train").num_too_long == 0
+    @pytest.mark.parametrize("lengths", [(100, 120), (120, 90)])
+    def test_they_are_in_the_order_of_the_corpora(self, tmp_path, raw, lengths):
+        input_length, sequence_length = lengths
+        problem = get(
+            tmp_path, raw, input_length=input_length, sequence_length=sequence_length
+        )
+        for split, sentences in zip(SPLITS, (TRAIN, VALIDATION, TEST)):
+            # Both sides fit.
+            assert texts_of(problem, split) == documents(sentences, min(lengths))
+            assert problem.tokens(split).num_too_long == 0
 
     def test_just_as_many_as_fit(self, tmp_path, raw):
         length = len(" ".join(EUROPARL[:3])) + 1

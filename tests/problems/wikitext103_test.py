@@ -50,24 +50,27 @@ def line_words(text):
 
 
 class TestWords:
-    def test_ids_are_words_line_ends_and_ends_of_articles(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir)
+    @pytest.fixture(scope="class")
+    def problem(self, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("words")
+        (folder / "raw").mkdir()
+        return get(folder, write(folder / "raw", FILES))
+
+    def test_ids_are_words_line_ends_and_ends_of_articles(self, problem):
         first, second = FILES["train"].split(" = Two")
         # The empty line before a title belongs to the article before it.
         expected = [*line_words(first), "<EOS>", *line_words(" = Two" + second)]
         assert words_of(problem, problem.ids("train")) == [*expected, "<EOS>"]
         assert problem.metric_name == "perplexity per word"
 
-    def test_vocabulary_by_count_and_then_by_word(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir)
+    def test_vocabulary_by_count_and_then_by_word(self, problem):
         counts = collections.Counter(FILES["train"].split())
         words = sorted(counts, key=lambda word: (-counts[word], word))
         tokens = [problem.tokenizer.id_to_token(i) for i in range(2 + len(words))]
         assert tokens == ["<pad>", "<EOS>", *words]
         assert problem.vocabulary_size == len(words) + 3  # <newline>
 
-    def test_words_that_training_has_not_seen_are_unknown(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir)
+    def test_words_that_training_has_not_seen_are_unknown(self, problem):
         words = words_of(problem, problem.ids("validation"))
         assert words == [
             *("<newline>", "=", "<unk>", "=", "<newline>", "<newline>"),
@@ -75,8 +78,7 @@ class TestWords:
         ]
         assert "validation 12 words, 16.67% of them <unk>" in problem.describe()
 
-    def test_perplexity_is_that_of_words_and_line_ends(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir)
+    def test_perplexity_is_that_of_words_and_line_ends(self, problem):
         for split, name in SPLITS.items():
             num_words = len(line_words(FILES[name]))
             assert problem.tokens(split).num_words == num_words

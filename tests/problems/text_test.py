@@ -246,21 +246,6 @@ class TestSplits:
         of_train = collect(problem.dataset("train", batch_size=2))[2]
         assert of_train.sum() == problem.num_tokens("train")
 
-    def test_only_splits_of_use_are_loaded(self):
-        class Halves(problems.Problem):
-            def load_split(self, split):
-                if split == "train":
-                    raise ValueError("train.txt is missing")
-                return np.arange(100)
-
-        problem = Halves(
-            sequence_length=10, train_split="validation", eval_split="test"
-        )
-        problem.prepare()
-        assert problem.num_windows("validation") == 10
-        with pytest.raises(ValueError, match="train.txt is missing"):
-            problem.prepare("train")
-
 
 class TestReleasePacking:
     def test_lines_fill_windows_that_the_end_id_closes(self, tmp_path):

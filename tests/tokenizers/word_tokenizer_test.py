@@ -100,21 +100,6 @@ def test_ids_are_those_of_the_rules(tokenizer, vocabulary):
     ]
 
 
-def test_newlines():
-    words = ["<pad>", "<EOS>", "a", "b", "c"]
-    tokenizer = WordTokenizer([*words, "<newline>"])
-    assert tokenizer.newline_token_id == 5
-    text = "a b\nc"
-    assert tokenizer.tokenize(text).numpy().tolist() == [2, 3, 5, 4]
-    assert tokenizer.detokenize([2, 3, 5, 4]) == text
-    assert tokenizer.detokenize([5, 5, 2, 5]) == "\n\na\n"
-    assert tokenizer.encode(" a \r\n\n b \x0b\n").tolist() == [2, 5, 5, 3, 5]
-    without = WordTokenizer(words)
-    assert without.newline_token_id is None
-    assert without.tokenize(text).numpy().tolist() == [2, 3, 4]
-    assert without.detokenize([2, 3, 4]) == "a b c"
-
-
 def test_words_that_look_like_tokens(tokenizer, vocabulary):
     unknown = tokenizer.unknown_token_id
     assert vocabulary[unknown] == "<unk>"

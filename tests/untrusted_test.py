@@ -703,7 +703,9 @@ def test_damaged_files(originals, tmp_path):
 
 
 NESTED = ["[" * 40 + "]" * 40, "[" * 10**5, '{"a":' * 10**5]
+INDEX = "model.weights.json"
 SHARDS = '{"weight_map": {"/layers": ["model_00000.weights.h5", "%s"]}}'
+ELSEWHERE = putting("config/config_file", "/etc/x.json")
 
 
 @pytest.mark.parametrize(
@@ -712,17 +714,9 @@ SHARDS = '{"weight_map": {"/layers": ["model_00000.weights.h5", "%s"]}}'
         *(("max_json_depth", "digits_small", "config.json", text) for text in NESTED),
         # Other loaders of keras_hub are not reached.
         ("must name its class", "digits_small", "config.json", '{"model_type": "b"}'),
-        *(
-            (
-                *("files of its own folder", "digits_small", "model.weights.json"),
-                SHARDS % path,
-            )
-            for path in ("/etc/passwd", "../other.weights.h5")
-        ),
-        (
-            *("a name without folders", "byte_tiny", "tokenizer.json"),
-            putting("config/config_file", "/etc/x.json"),
-        ),
+        ("files of its own folder", "digits_small", INDEX, SHARDS % "/etc/passwd"),
+        ("files of its own folder", "digits_small", INDEX, SHARDS % "../weights.h5"),
+        ("a name without folders", "byte_tiny", "tokenizer.json", ELSEWHERE),
     ],
 )
 def test_other_files_of_a_preset(message, name, file, content, load_preset, tmp_path):

@@ -1,7 +1,7 @@
 """What language models promise alike, without an encoder and with one."""
 
 import keras
-import keras_hub
+import keras_hub.models as hub
 import numpy as np
 import pytest
 
@@ -46,17 +46,14 @@ def test_padding_does_not_take_part_in_training(make, x):
     small_models.assert_equal(state, other_state)
 
 
+PAIR_LENGTHS = {"encoder_sequence_length": 12, "decoder_sequence_length": 9}
+
+
 @pytest.mark.parametrize(
     "make, x, base, lengths",
     [
-        (
-            *(text, small_models.inputs(), keras_hub.models.CausalLM),
-            {"sequence_length": 10},
-        ),
-        (
-            *(pairs, small_seq2seq.inputs(), keras_hub.models.Seq2SeqLM),
-            {"encoder_sequence_length": 12, "decoder_sequence_length": 9},
-        ),
+        (text, small_models.inputs(), hub.CausalLM, {"sequence_length": 10}),
+        (pairs, small_seq2seq.inputs(), hub.Seq2SeqLM, PAIR_LENGTHS),
     ],
     ids=["text", "pairs"],
 )

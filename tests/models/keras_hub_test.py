@@ -320,21 +320,3 @@ def test_positions_are_scored_as_in_keras_hub():
     )
     assert list(seen) == [-1, 0, 1]
     assert np.ptp(small_models.array(logits), axis=1).max() == 0
-
-
-def test_what_cannot_be_scored():
-    lm = language_model()
-    ids = np.ones((1, 4), "int32")
-    for arguments, rule in (
-        ({}, "`texts` must be a string, ids, or a list"),
-        ({"texts": ids, "token_ids": ids}, "Either.*both"),
-        ({"token_ids": ids, "targets": [(0, 1)]}, "`targets` and `reduction`"),
-        ({"texts": ids, "targets": [(0, 1)], "padding_mask": ids}, "`targets` and"),
-        ({"texts": "ab", "padding_mask": ids}, "`token_ids` must be ids.*str"),
-        ({"padding_mask": ids}, "`token_ids` must be ids.*None"),
-        ({"token_ids": ids, "scoring_mode": "loss"}, "`target_ids` must be given"),
-        ({"token_ids": ids, "scoring_mode": "bits"}, "`scoring_mode` must be one of"),
-        ({"token_ids": ids, "routing_scope": "all"}, "`routing_scope` must be one"),
-    ):
-        with pytest.raises(ValueError, match=rule):
-            lm.score(**arguments)

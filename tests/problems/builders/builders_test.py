@@ -145,9 +145,10 @@ class TestPrepare:
     def test_files_for_fewer_splits(self, raw, data):
         write_lines(raw, "test")
         builders.prepare(integers(data), raw)
-        (raw / "train.txt").unlink()
-        builders.prepare(integers(data), raw)
-        assert first_ids(integers(data), "train") == [0, 1, 2]
+        for name in ("train.txt", "test.txt"):
+            (raw / name).unlink()
+            builders.prepare(integers(data), raw)
+            assert first_ids(integers(data), "train") == [0, 1, 2]
 
     def test_damaged_files_for_more_splits_change_nothing(self, raw, data):
         builder = integers(data)

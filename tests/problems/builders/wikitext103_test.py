@@ -168,26 +168,6 @@ class TestFiles:
         assert "wiki.train.tokens" in message
         assert "'wikitext-2/wiki.train.raw'" in message
 
-    def test_a_damaged_file_and_a_second_attempt(self, raw, data, refusal):
-        write(raw, "wiki.train.tokens", FIRST)
-        path = write(raw, "wiki.test.tokens", FIRST.encode() + b"\xff\n")
-        builder = make(data)
-        message = refusal(builder, raw)
-        assert message.startswith(f"The file {str(path)!r}, line 10 must be valid UTF")
-        write(raw, "wiki.test.tokens", SECOND)
-        builders.prepare(builder, raw)
-        assert read(builder, "train") == [FIRST]
-        assert read(builder, "test") == [SECOND]
-
-    def test_complete_data_needs_no_files_any_more(self, raw, data):
-        for name in ("train.txt", "valid.txt", "test.txt"):
-            write(raw, name, FIRST)
-        builders.prepare(make(data), raw)
-        for name in ("train.txt", "valid.txt", "test.txt"):
-            (raw / name).unlink()
-        builders.prepare(make(data), raw)
-        assert read(make(data), "train") == [FIRST]
-
     def test_files_of_integers_are_those_of_another_data_set(self, raw, data, refusal):
         write(raw, "train.txt", "\n12 13 255\n7 8\n")
         message = refusal(make(data), raw)

@@ -49,13 +49,14 @@ def line_words(text):
     return [word for line in [*words, lines[-1].split()] for word in line]
 
 
-class TestWords:
-    @pytest.fixture(scope="class")
-    def problem(self, tmp_path_factory):
-        folder = tmp_path_factory.mktemp("words")
-        (folder / "raw").mkdir()
-        return get(folder, write(folder / "raw", FILES))
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("words")
+    (folder / "raw").mkdir()
+    return get(folder, write(folder / "raw", FILES))
 
+
+class TestWords:
     def test_ids_are_words_line_ends_and_ends_of_articles(self, problem):
         first, second = FILES["train"].split(" = Two")
         # The empty line before a title belongs to the article before it.

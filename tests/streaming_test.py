@@ -68,6 +68,7 @@ def generate(lm, sampler, prompts, length):
 )
 def test_greedy_tokens_are_those_of_generate(changes):
     lm = small_model(**changes)
+    # It ends at 11 tokens, whatever more is asked for.
     first, tokens = take(TokenStream(lm, GREEDY, 11), PROMPTS, 13)
     # What all prompts have goes in one pass, unless padding would be seen.
     assert first == (1 if "compatibility" in changes else 6)

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from routing_tf import models
-from routing_tf import training
 from routing_tf.analysis import Probe
 from routing_tf.analysis import looks
 from routing_tf.cli import analyse
 from routing_tf.training import evaluation
 from routing_tf.training import loading
 from routing_tf.training import run_config
-from routing_tf.training import run_folder
+from tests import runs
 from tests import small_problems
 
 pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
@@ -36,19 +35,11 @@ SETTINGS = {
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def save_run(folder, problem, settings, **fields):
-    """Writes the folder of a run with random weights."""
-    config, problem = run_config.configure(problem, settings, **fields)
-    lm = training.build_model(config.hyperparameters, problem)
-    run_folder.save_run(config, lm, folder)
-    return folder
-
-
 def text_run(folder, text, routing, **changes):
     settings = models.preset_hyperparameters("byte_tiny")
     settings = settings.replace(**SETTINGS, routing=routing, **changes)
     options = {"files": str(text)}
-    return save_run(folder, "text_files", settings, problem_options=options)
+    return runs.saved(folder, "text_files", settings, problem_options=options)
 
 
 @pytest.fixture(scope="module")
@@ -235,14 +226,9 @@ def test_reads_of_held_out_text(expert_choice, run, monkeypatch):
 
 @pytest.fixture(scope="module")
 def image_run(tmp_path_factory):
-    settings = models.Hyperparameters(
-        **{**SETTINGS, "max_sequence_length": 16, "num_layers": 1, "batch_tokens": 64},
-        image_height=4,
-        image_width=4,
-        num_classes=2,
-        routing="expert_choice",
-    ).replace(num_local_only_layers=0)
-    return save_run(tmp_path_factory.mktemp("images"), "test_checkers", settings)
+    changes = f"{runs.IMAGE_HPARAMS},num_routed_heads=1,routing=expert_choice"
+    settings = runs.settings(changes, "digits_small")
+    return runs.saved(tmp_path_factory.mktemp("images"), "test_checkers", settings)
 
 
 @pytest.mark.thorough
@@ -299,7 +285,7 @@ def test_a_model_with_an_encoder(tmp_path, refused):
     settings = models.preset_hyperparameters("byte_tiny").replace(
         **{**SETTINGS, "num_encoder_layers": 1, "max_input_length": 16}
     )
-    save_run(tmp_path, "test_copy", settings)
+    runs.saved(tmp_path, "test_copy", settings)
     said = refused(analyse, "--what=causality", f"--model_dir={tmp_path}")
     assert "must hold a run of a model without an encoder" in said
     assert "'test_copy'" in said
@@ -308,7 +294,7 @@ def test_a_model_with_an_encoder(tmp_path, refused):
 @pytest.mark.thorough
 def test_the_metric_and_the_split_of_the_problem(tmp_path, run, monkeypatch):
     settings = models.preset_hyperparameters("byte_tiny").replace(**SETTINGS)
-    save_run(tmp_path, "test_words", settings)
+    runs.saved(tmp_path, "test_words", settings)
     missing = {"train", "validation"}
     monkeypatch.setattr(small_problems.Words, "missing", missing)
     _, (scores, difference, _) = causality(run, tmp_path)

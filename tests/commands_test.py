@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 
 import keras
@@ -22,7 +21,8 @@ from routing_tf.layers.heads import routed
 from routing_tf.models import build
 from routing_tf.training import engines
 from routing_tf.training import trainer
-from tests.first_checks_test import ROOT
+from tests.command_line import ROOT
+from tests.command_line import python
 from tests.first_checks_test import SLOW
 from tests.first_checks_test import alone
 
@@ -208,16 +208,9 @@ def test_other_system_errors_stay(options):
 @pytest.mark.thorough
 def test_the_first_line_of_a_command_is_no_error(tmp_path):
     """Also where TensorFlow finds no driver of a GPU, of which it tells as an error."""
-    environment = dict(os.environ)
-    environment.pop("TF_CPP_MIN_LOG_LEVEL", None)
     (tmp_path / "run.json").touch()  # so that TensorFlow is imported
-    done = subprocess.run(
-        [sys.executable, "-m", "routing_tf.evaluate", f"--model_dir={tmp_path}"],
-        capture_output=True,
-        text=True,
-        env=environment,
-        cwd=ROOT,
-    )
+    arguments = ("-m", "routing_tf.evaluate", f"--model_dir={tmp_path}")
+    done = python(*arguments, TF_CPP_MIN_LOG_LEVEL=None)
     assert done.returncode == 1
     assert done.stderr.startswith("error: `--model_dir` must hold a run.json")
 

@@ -8,7 +8,6 @@ import tempfile
 from concurrent import futures
 
 import pytest
-from absl import flags
 
 from routing_tf import models
 from routing_tf import problems
@@ -150,11 +149,8 @@ def test_the_documented_recipes_fit():
     rows = list(ROW.finditer(page.read_text()))
     assert len(rows) == 5
     for row in rows:
-        prepared, trained = flags.FlagValues(), flags.FlagValues()
-        datagen.define_flags(prepared)
-        prepared(row["datagen"].split()[2:])
-        train.define_flags(trained)
-        trained(row["train"].split()[2:])
+        prepared = command_line.parse(datagen, *row["datagen"].split()[3:])
+        trained = command_line.parse(train, *row["train"].split()[3:])
         assert row["datagen"].startswith("python -m routing_tf.datagen ")
         assert row["train"].startswith("python -m routing_tf.train ")
         assert prepared.problem == trained.problem

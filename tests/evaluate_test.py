@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from routing_tf.cli import evaluate
-from routing_tf.cli import train
 from routing_tf.models.scoring import Score
 from routing_tf.training import checkpoints
 from routing_tf.training import evaluation
@@ -14,7 +13,6 @@ from routing_tf.training import loading
 from routing_tf.training import run_config
 from tests import runs
 from tests import small_problems
-from tests.command_line import parse
 
 pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
 
@@ -31,20 +29,10 @@ def other(tmp_path):
 
 @pytest.fixture(scope="module")
 def model_dir(text, tmp_path_factory):
-    """The folder of a finished run."""
-    folder = tmp_path_factory.mktemp("run")
-    options = parse(
-        train,
-        f"--model_dir={folder}",
-        f"--files={text}",
-        "--hparams_set=byte_tiny",
-        f"--hparams={HPARAMS},routing=expert_choice",
-        "--train_steps=3",
-        "--eval_examples=5",
-        "--sample_bytes=0",
-    )
-    assert train.run(options) == 0
-    return folder
+    """The folder of a run."""
+    h = runs.settings(f"{HPARAMS},routing=expert_choice")
+    options = {"step": 3, "problem_options": {"files": str(text)}}
+    return runs.saved(tmp_path_factory.mktemp("run"), "text_files", h, **options)
 
 
 @pytest.fixture
@@ -127,17 +115,7 @@ def test_larger_vocabulary(model_dir, refused, monkeypatch):
 def words_dir(tmp_path_factory):
     """The folder of a run whose metric is the perplexity per word."""
     folder = tmp_path_factory.mktemp("words")
-    options = parse(
-        train,
-        f"--model_dir={folder}",
-        "--problem=test_words",
-        f"--hparams={HPARAMS}",
-        "--train_steps=1",
-        "--eval_examples=2",
-        "--sample_bytes=0",
-    )
-    assert train.run(options) == 0
-    return folder
+    return runs.saved(folder, "test_words", runs.settings(HPARAMS))
 
 
 def test_no_other_split_is_loaded(words_dir, run, refused, monkeypatch):
@@ -202,17 +180,23 @@ def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "name, content, message",
     [
-        (b"", "`--texts` must name a file that is not empty"),
-        (None, "`--texts` must name existing files"),
+        ("b.txt", b"", "`--texts` must name a file that is not empty"),
+        ("c.txt", b"abc", "`--texts` must name existing files"),
+        ("*.txt", b"\xe4", "`--texts` must be text in UTF-8. Received: .*b.txt"),
     ],
 )
-def test_texts_that_cannot_be_scored(model_dir, tmp_path, refused, content, message):
-    if content is not None:
-        (tmp_path / "a.txt").write_bytes(content)
-    texts = f"--texts={tmp_path / 'a.txt'}"
-    assert message in refused(evaluate, f"--model_dir={model_dir}", texts)
+def test_texts_that_cannot_be_scored(
+    model_dir, tmp_path, refused, name, content, message
+):
+    (tmp_path / "a.txt").write_bytes(b"abc")
+    (tmp_path / "b.txt").write_bytes(content)
+    texts = f"--texts={tmp_path / name}"
+    # All are read before any is scored.
+    quiet = name == "*.txt"
+    said = refused(evaluate, f"--model_dir={model_dir}", texts, quiet=quiet)
+    assert re.search(message, said)
 
 
 @pytest.mark.parametrize(
@@ -236,14 +220,6 @@ def test_a_model_without_a_run(tmp_path, refused):
     path.touch()
     message = f"a model without a run needs `--texts`. Received: '{path}'"
     assert message in refused(evaluate, f"--model_dir={path}")
-
-
-def test_texts_are_read_before_any_is_scored(model_dir, tmp_path, refused):
-    (tmp_path / "a.txt").write_bytes(b"abc")
-    (tmp_path / "b.txt").write_bytes(b"\xe4")
-    texts = f"--texts={tmp_path}/*.txt"
-    said = refused(evaluate, f"--model_dir={model_dir}", texts, quiet=True)
-    assert "`--texts` must be text in UTF-8. Received: " in said and "b.txt" in said
 
 
 def line_of(likelihoods, num_words, num_bytes=1):

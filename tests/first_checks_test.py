@@ -1,8 +1,5 @@
 import inspect
-import os
-import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
@@ -20,23 +17,16 @@ from routing_tf.models import feed_forwards
 from routing_tf.models import hyperparameters
 from routing_tf.models import patterns
 from tests.command_line import parse
+from tests.command_line import python
 
-ROOT = pathlib.Path(__file__).parents[1]
 NOT_OF_COMMANDS = {"vocabulary_size", "compatibility"}
 SLOW = {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
 
 
 def alone(folder, command, *arguments):
     """Runs a command in a process of its own; returns it and what it has imported."""
-    python = [sys.executable, "-X", "importtime", "-m", f"routing_tf.{command}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*python, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environment,
-    )
+    module = ("-X", "importtime", "-m", f"routing_tf.{command}")
+    done = python(*module, *arguments, folder=folder)
     imported = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "absl.flags" in imported
     return done, imported
@@ -155,39 +145,33 @@ def test_places_where_nothing_can_be_made(tmp_path):
     first_checks.check(parse(train, f"--model_dir={tmp_path}/new/run"))
 
 
-@pytest.mark.parametrize("name", ["run.json", "config.json", "checkpoints"])
-def test_folders_that_may_hold_a_model(name, tmp_path):
-    options = parse(evaluate, f"--model_dir={tmp_path}")
-    with pytest.raises(ValueError, match="which holds none"):
+INIT = ["--model_dir=x", "--init_checkpoint={}/step-4"]
+CONVERTED = ["--checkpoint={}/model.ckpt", "--output_dir=out"]
+
+
+@pytest.mark.parametrize(
+    "command, arguments, name, message",
+    [
+        (evaluate, ["--model_dir={}"], "run.json", "which holds none"),
+        (evaluate, ["--model_dir={}"], "config.json", "which holds none"),
+        (evaluate, ["--model_dir={}"], "checkpoints", "which holds none"),
+        (evaluate, ["--model_dir={}/a.keras"], "a.keras", "does not exist"),
+        (evaluate, ["--model_dir={}/step-4"], "step-4.index", "does not exist"),
+        (evaluate, ["--model_dir={}/step-8.index"], "step-8.index", "does not exist"),
+        (train, INIT, "step-4.index", "does not exist"),
+        (convert, CONVERTED, "model.ckpt.index", "must be the path of a TF1 checkpoi"),
+        (convert, [*CONVERTED, "--hparams_file={}/a"], "a", "`--hparams_file` must ex"),
+        (convert, [*CONVERTED, "--vocabulary={}/a"], "a", "`--vocabulary` must exist"),
+    ],
+)
+def test_what_may_hold_a_model(command, arguments, name, message, tmp_path):
+    if name == "a":
+        (tmp_path / "model.ckpt.index").touch()
+    options = parse(command, *(each.format(tmp_path) for each in arguments))
+    with pytest.raises(ValueError, match=message):
         first_checks.check(options)
     (tmp_path / name).touch()
     first_checks.check(options)
-
-
-def test_files_that_may_hold_a_model(tmp_path):
-    for name, given in (
-        ("model.keras", "model.keras"),
-        ("step-4.index", "step-4"),
-        ("step-8.index", "step-8.index"),
-    ):
-        options = parse(evaluate, f"--model_dir={tmp_path / given}")
-        with pytest.raises(ValueError, match="does not exist"):
-            first_checks.check(options)
-        (tmp_path / name).touch()
-        first_checks.check(options)
-    options = parse(train, "--model_dir=x", f"--init_checkpoint={tmp_path / 'step-4'}")
-    first_checks.check(options)
-
-
-def test_checkpoints_of_the_release(tmp_path):
-    given = [f"--checkpoint={tmp_path / 'model.ckpt'}", "--output_dir=out"]
-    with pytest.raises(ValueError, match="must be the path of a TF1 checkpoint"):
-        first_checks.check(parse(convert, *given))
-    (tmp_path / "model.ckpt.index").touch()
-    first_checks.check(parse(convert, *given))
-    for flag in ("hparams_file", "vocabulary"):
-        with pytest.raises(ValueError, match=f"`--{flag}` must exist"):
-            first_checks.check(parse(convert, *given, f"--{flag}={tmp_path / 'no'}"))
 
 
 @pytest.mark.parametrize("flag", ["--problem=my_own", "--hparams=vocabulary_size=3"])

@@ -19,23 +19,18 @@ from routing_tf.problems import image
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import loading
 from routing_tf.training import run_config
-from routing_tf.training import run_folder
 from tests import command_line
+from tests import runs
 from tests import small_problems as small_problems
 from tests.models import small_models
 
 pytestmark = pytest.mark.usefixtures("eager", "loaded_once")
 
 SMALL = {
+    **models.hyperparameters.parse_overrides(runs.HPARAMS),
     "vocabulary_size": 258,
     "max_sequence_length": 16,
-    "hidden_dim": 16,
-    "intermediate_dim": 16,
-    "num_layers": 1,
-    "num_local_heads": 1,
     "num_routed_heads": 0,  # no command asks about the heads
-    "local_block_length": 8,
-    "attention_window": 8,
 }
 GREEDY = "--sampler=greedy"
 
@@ -346,31 +341,11 @@ def test_mistakes_with_an_encoder(pair_model, refused, arguments, message):
     )
 
 
-IMAGES = {
-    "image_height": 4,
-    "image_width": 4,
-    "max_sequence_length": 16,
-    "local_block_length": 8,
-    "num_clusters": 3,
-    "attention_window": 6,
-    "num_classes": 2,
-    "num_layers": 1,
-    "hidden_dim": 16,
-    "intermediate_dim": 16,
-    "num_local_heads": 1,
-    "num_routed_heads": 1,
-}
-
-
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     """The folder of a run on images."""
-    folder = tmp_path_factory.mktemp("images")
-    hyperparameters = models.preset_hyperparameters("digits_small").replace(**IMAGES)
-    config, _ = run_config.configure("test_checkers", hyperparameters)
-    model = models.RoutingImageTransformer(config.hyperparameters)
-    run_folder.save_run(config, model, folder, step=1)
-    return folder
+    h = runs.settings(f"{runs.IMAGE_HPARAMS},num_routed_heads=1", "digits_small")
+    return runs.saved(tmp_path_factory.mktemp("images"), "test_checkers", h)
 
 
 def read_picture(path):

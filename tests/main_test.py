@@ -1,7 +1,7 @@
 import configparser
+import functools
 import importlib
 import os
-import pathlib
 import shutil
 import subprocess
 import sys
@@ -10,17 +10,10 @@ import pytest
 
 from routing_tf.cli import datagen
 from routing_tf.cli import main as front
+from tests.command_line import ROOT
+from tests.command_line import python
 
-ROOT = pathlib.Path(__file__).parents[1]
-
-
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "routing_tf", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+run = functools.partial(python, "-m", "routing_tf")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"]])

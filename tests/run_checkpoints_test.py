@@ -88,8 +88,12 @@ def test_the_best_one_is_kept_apart(lm, tmp_path):
     assert checkpoints.best_loss == 0.5
 
 
-def test_the_one_before_a_damaged_one(lm, tmp_path):
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_the_one_before_a_damaged_one(is_listed, lm, tmp_path):
+    """A killed process may not have told TensorFlow's list of its last one."""
     save(lm, tmp_path, 1, 2, 3)
+    if not is_listed:
+        (tmp_path / "checkpoints" / "checkpoint").unlink()
     damaged = run_checkpoints.paths(tmp_path)[-1]
     damage(damaged)
     said = []
@@ -104,6 +108,10 @@ def test_the_one_before_a_damaged_one(lm, tmp_path):
     checkpoints.wait()
     assert names(tmp_path) == ["step-1", "step-2", "step-3"]
     assert RunCheckpoints(tmp_path, lm).restore() == 3
+    for step in range(4, 8):
+        checkpoints.save(step)
+    checkpoints.wait()
+    assert names(tmp_path) == ["step-5", "step-6", "step-7"]
 
 
 def test_none_can_be_read(lm, tmp_path):
@@ -114,22 +122,6 @@ def test_none_can_be_read(lm, tmp_path):
     with pytest.raises(run_checkpoints.DamagedCheckpointError, match="step-2"):
         RunCheckpoints(tmp_path, lm).restore(lambda text: None)
     assert first(lm) == 7
-
-
-def test_the_list_of_tensorflow_is_not_needed(lm, tmp_path):
-    """A killed process may not have listed its last one."""
-    save(lm, tmp_path, 1, 2, 3)
-    (tmp_path / "checkpoints" / "checkpoint").unlink()
-    damage(run_checkpoints.paths(tmp_path)[-1])
-    checkpoints = RunCheckpoints(tmp_path, lm)
-    assert checkpoints.restore(lambda text: None) == 2
-    checkpoints.save(3)
-    checkpoints.wait()
-    assert names(tmp_path) == ["step-1", "step-2", "step-3"]
-    for step in range(4, 8):
-        checkpoints.save(step)
-    checkpoints.wait()
-    assert names(tmp_path) == ["step-5", "step-6", "step-7"]
 
 
 def test_what_a_killed_process_left_is_removed(lm, tmp_path):

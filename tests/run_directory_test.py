@@ -8,7 +8,6 @@ import shutil
 import numpy as np
 import pytest
 
-from routing_tf import models
 from routing_tf import training
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
@@ -17,9 +16,7 @@ from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from tests import runs
 
-HYPERPARAMETERS = models.preset_hyperparameters("byte_tiny").replace(
-    **models.hyperparameters.parse_overrides(runs.HPARAMS), num_routed_heads=1
-)
+HYPERPARAMETERS = runs.settings(f"{runs.HPARAMS},num_routed_heads=1")
 ROT13 = str.maketrans("abcdefghijklm", "nopqrstuvwxyz")
 
 

@@ -68,10 +68,11 @@ def generate(lm, sampler, prompts, length):
 )
 def test_greedy_tokens_are_those_of_generate(changes):
     lm = small_model(**changes)
-    first, tokens = take(TokenStream(lm, GREEDY, 13), PROMPTS, 13)
+    # It ends at 11 tokens, whatever more is asked for.
+    first, tokens = take(TokenStream(lm, GREEDY, 11), PROMPTS, 13)
     # What all prompts have goes in one pass, unless padding would be seen.
     assert first == (1 if "compatibility" in changes else 6)
-    expected = generate(lm, GREEDY, PROMPTS, 13)
+    expected = generate(lm, GREEDY, PROMPTS, 11)
     np.testing.assert_array_equal(tokens, expected[:, first:])
     assert len(np.unique(tokens[:, 9 - first :])) > 1
 
@@ -119,12 +120,6 @@ def test_the_cache_is_all_that_is_seen(lm):
     for other in (prompt, prompt[:1]):
         first, tokens = take(stream, [prompt, other], length + 20 - len(other))
         np.testing.assert_array_equal(tokens[0, length - first :], expected)
-
-
-def test_ends_at_the_number_of_tokens(lm):
-    first, tokens = take(TokenStream(lm, GREEDY, 10), [[0]], 100)
-    assert first == 1
-    assert tokens.shape == (1, 9)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 import functools
-import pathlib
 import re
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -35,8 +32,7 @@ def arguments(text):
 def finished(arguments, tmp_path_factory):
     """The folder of a finished run."""
     model_dir = tmp_path_factory.mktemp("run")
-    options = ["--train_steps=4", "--eval_examples=4"]
-    options += ["--sample_bytes=0", "--seed=3"]
+    options = ["--train_steps=4", "--eval_examples=4", "--sample_bytes=0", "--seed=3"]
     assert train.run(parse(f"--model_dir={model_dir}", *arguments, *options)) == 0
     return model_dir
 
@@ -73,15 +69,8 @@ def test_both_scopes_of_expert_choice(arguments, tmp_path, run):
     assert out.splitlines()[-1] == f"held-out bits per byte: {bits:.4f}"
 
 
-IMAGE_HPARAMS = (
-    "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
-    "num_routed_heads=0,image_height=4,image_width=4,max_sequence_length=16,"
-    "local_block_length=8,attention_window=6,num_clusters=3,batch_tokens=64"
-)
-
-
 def test_a_run_on_images(tmp_path, run):
-    hparams = f"--hparams={IMAGE_HPARAMS},num_classes=2"
+    hparams = f"--hparams={runs.IMAGE_HPARAMS},num_routed_heads=0"
     options = ["--problem=test_checkers", hparams, "--sample_images=3"]
     options += ["--train_steps=2", "--eval_examples=4"]
     out = run(f"--model_dir={tmp_path}", *options)
@@ -120,15 +109,13 @@ def test_a_run_on_images_of_ones_own(tmp_path, run, refused):
     h = run_config.RunConfig.load(tmp_path / "run").hyperparameters
     assert (h.image_height, h.image_width, h.num_channels) == (3, 5, 3)
     assert (h.num_classes, h.vocabulary_size) == (2, 256)
-    out = run(model_dir, "--sample_images=0", "--train_steps=3")
-    assert "continuing at step 2" in out
+    # A run that was begun goes on.
+    assert configure(model_dir, "--train_steps=3").hyperparameters.num_classes == 2
     model_dir = f"--model_dir={tmp_path / 'other'}"
     said = refused(train, model_dir, *options, f"--hparams={tiny},num_classes=3")
     assert "num_classes=2. Received: num_classes=3 in --hparams" in said
-    changes = f"--hparams={tiny},num_classes=none"
-    run(model_dir, *options, changes, "--train_steps=1")
-    h = run_config.RunConfig.load(tmp_path / "other").hyperparameters
-    assert h.num_classes is None
+    config = configure(model_dir, *options[:2], f"--hparams={tiny},num_classes=none")
+    assert config.hyperparameters.num_classes is None
 
 
 WORDS = [
@@ -319,14 +306,9 @@ def test_how_a_run_computes_is_remembered(arguments, run, refused, tmp_path):
 @pytest.mark.thorough
 def test_another_backend(arguments, tmp_path):
     other = {"tensorflow": "jax", "jax": "tensorflow"}[keras.backend.backend()]
-    command = [sys.executable, "-m", "routing_tf.train", f"--backend={other}"]
+    command = ["-m", "routing_tf.train", f"--backend={other}"]
     command += [f"--model_dir={tmp_path}", *arguments, "--train_steps=1"]
-    result = subprocess.run(
-        [*command, "--eval_examples=2", "--sample_bytes=0"],
-        cwd=pathlib.Path(train.__file__).parents[2],
-        capture_output=True,
-        text=True,
-    )
+    result = command_line.python(*command, "--eval_examples=2", "--sample_bytes=0")
     assert result.returncode == 0, result.stderr
     assert f"{other} backend" in result.stdout
     # Checkpoints are those of either backend.

@@ -33,15 +33,8 @@ LENGTH = 32
 
 
 def tiny(**changes):
-    small = {
-        **models.hyperparameters.parse_overrides(runs.HPARAMS),
-        "num_routed_heads": 1,
-        "num_clusters": 3,
-        "routing": "expert_choice",
-        "learning_rate": 0.02,
-        "train_steps": 6,
-    }
-    return models.preset_hyperparameters("byte_tiny").replace(**{**small, **changes})
+    own = "num_routed_heads=1,num_clusters=3,routing=expert_choice,learning_rate=0.02"
+    return runs.settings(f"{runs.HPARAMS},{own},train_steps=6").replace(**changes)
 
 
 @pytest.fixture(scope="module")
@@ -125,12 +118,18 @@ class StandInEngine:
         return Report(loss, loss, 0.0, 128.0, 1.0, 1.0, np.ones(1), named)
 
 
-def stand_in(config, problem, model_dir, bad_steps=(), happens=None, **options):
-    """Makes a trainer that computes neither steps nor scores."""
-    engine = StandInEngine(bad_steps, happens)
-    trainer = training.Trainer(config, problem, model_dir, engine=engine, **options)
-    trainer.scorer.score = lambda inputs, targets: np.ones(targets.shape)
-    return trainer
+@pytest.fixture
+def stand_in(configure, tmp_path):
+    """Makes trainers that compute neither steps nor scores."""
+
+    def make(bad_steps=(), happens=None, steps_per_call=1, **changes):
+        engine = StandInEngine(bad_steps, happens)
+        options = {"engine": engine, "steps_per_call": steps_per_call}
+        trainer = training.Trainer(*configure(**changes), tmp_path, **options)
+        trainer.scorer.score = lambda inputs, targets: np.ones(targets.shape)
+        return trainer
+
+    return make
 
 
 def steps_with(key, model_dir):
@@ -215,13 +214,12 @@ class TestTrainer:
         assert second.train(**options) is not None
         assert_same_end(whole, second)
 
-    def test_a_loss_that_is_not_finite_ends_the_run(self, configure, tmp_path):
+    def test_a_loss_that_is_not_finite_ends_the_run(self, stand_in, tmp_path):
         def spoil():
             kernel = trainer.lm.logits_dense.kernel
             kernel.assign(np.full(kernel.shape, np.nan))
 
-        config, problem = configure(train_steps=5)
-        trainer = stand_in(config, problem, tmp_path, [3], {3: spoil})
+        trainer = stand_in([3], {3: spoil}, train_steps=5)
         with pytest.raises(FloatingPointError, match="loss=nan in step 3") as error:
             trainer.train(eval_every=0, eval_examples=1, checkpoint_every=2)
         message = str(error.value)
@@ -230,9 +228,8 @@ class TestTrainer:
         assert "step-2'" in message
         assert [path.name for path in checkpoints.paths(tmp_path)] == ["step-2"]
 
-    def test_bad_batches_are_skipped(self, configure, tmp_path, capsys):
-        config, problem = configure(train_steps=5)
-        trainer = stand_in(config, problem, tmp_path, bad_steps=(3, 4))
+    def test_bad_batches_are_skipped(self, stand_in, tmp_path, capsys):
+        trainer = stand_in(bad_steps=(3, 4), train_steps=5)
         result = trainer.train(
             eval_every=0, eval_examples=1, log_every=1, on_nan="skip"
         )
@@ -243,33 +240,27 @@ class TestTrainer:
         assert steps_with("loss", tmp_path) == [1, 2, 5]
         assert steps_with("load_balancing_loss", tmp_path) == [1, 2, 5]
 
-    def test_nothing_but_bad_batches_ends_the_run(
-        self, configure, tmp_path, monkeypatch
-    ):
+    def test_nothing_but_bad_batches_ends_the_run(self, stand_in, monkeypatch):
         monkeypatch.setattr("routing_tf.training.trainer.MOST_SKIPPED_IN_A_ROW", 3)
-        config, problem = configure(train_steps=9)
-        trainer = stand_in(config, problem, tmp_path, bad_steps=(1, 2, 4, 5, 6))
+        trainer = stand_in(bad_steps=(1, 2, 4, 5, 6), train_steps=9)
         with pytest.raises(FloatingPointError, match="in step 6,.*3 in a row"):
             trainer.train(eval_every=0, eval_examples=1, on_nan="skip")
 
-    def test_evaluations_are_not_lost(self, configure, tmp_path):
+    def test_evaluations_are_not_lost(self, stand_in, tmp_path):
         """Those that are not due again stay, those that are due are repeated."""
         options = {"eval_every": 0, "eval_examples": 1}
         key = "held_out_bits_per_byte"
         for steps in (2, 4):
-            config, problem = configure(train_steps=steps)
-            stand_in(config, problem, tmp_path).train(**options)
+            stand_in(train_steps=steps).train(**options)
         assert steps_with(key, tmp_path) == [0, 2, 4]
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write("{damaged}\n")
-        config, problem = configure(train_steps=6)
         options["eval_every"] = 2
-        stand_in(config, problem, tmp_path).train(**options)
+        stand_in(train_steps=6).train(**options)
         assert steps_with(key, tmp_path) == [0, 2, 4, 6]
 
-    def test_a_signal_ends_an_evaluation(self, configure, tmp_path):
-        config, problem = configure(train_steps=4)
-        trainer = stand_in(config, problem, tmp_path)
+    def test_a_signal_ends_an_evaluation(self, stand_in, tmp_path):
+        trainer = stand_in(train_steps=4)
         score = trainer.scorer.score
 
         def interrupted(*arguments):
@@ -282,9 +273,8 @@ class TestTrainer:
         assert trainer.stopped_by == signal.SIGTERM
         assert [path.name for path in checkpoints.paths(tmp_path)] == ["step-2"]
 
-    def test_a_reader_that_is_gone_ends_the_run(self, configure, tmp_path, monkeypatch):
-        config, problem = configure(train_steps=4)
-        trainer = stand_in(config, problem, tmp_path)
+    def test_a_reader_that_is_gone_ends_the_run(self, stand_in, tmp_path, monkeypatch):
+        trainer = stand_in(train_steps=4)
         receiver, sender = os.pipe()
         os.close(receiver)
         with open(sender, "w", closefd=False) as stdout:
@@ -296,9 +286,8 @@ class TestTrainer:
         assert trainer.stopped_by == signal.SIGPIPE
         assert [path.name for path in checkpoints.paths(tmp_path)] == ["step-1"]
 
-    def test_what_is_due_comes_after_the_steps_of_a_call(self, configure, tmp_path):
-        config, problem = configure()
-        trainer = stand_in(config, problem, tmp_path, steps_per_call=4)
+    def test_what_is_due_comes_after_the_steps_of_a_call(self, stand_in, tmp_path):
+        trainer = stand_in(steps_per_call=4)
         trainer.train(eval_every=5, eval_examples=1, log_every=3)
         assert trainer.step == 6
         assert steps_with("loss", tmp_path) == [4, 6]

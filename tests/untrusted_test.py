@@ -254,11 +254,6 @@ def test_no_place_in_a_preset_runs_code(file, place, marker, load_preset):
             load_preset("byte_tiny", file, putting(place, attack), backbone)
 
 
-def test_other_loaders_of_keras_hub_are_not_reached(load_preset):
-    with assert_refused("must name its class"):
-        load_preset("digits_small", "config.json", '{"model_type": "bert"}')
-
-
 def test_packages_that_the_user_names_are_allowed(load_file, tmp_path, monkeypatch):
     touched = tmp_path / "touched"
     attack = attacks(touched)["other library"]
@@ -270,38 +265,30 @@ def test_packages_that_the_user_names_are_allowed(load_file, tmp_path, monkeypat
     assert touched.exists()
 
 
-@pytest.mark.parametrize("name", attacks("x"))
-@pytest.mark.parametrize("part", ["head_groups", "kernel_initializer"])
-def test_configs_inside_of_our_layers_run_no_code(name, part, marker):
-    heads = layers.LocalHeads(2, block_shape=(4,))
-    config = layers.MixedAttention([heads], key_dim=4).get_config()
-    attack = attacks(marker)[name]
-    config[part] = [attack] if part == "head_groups" else attack
-    if name == "other library":
-        # It is registered: the user's own head groups and initializers are too.
-        return
-    with assert_refused("class|Lambda|function|safe", kinds=(ValueError, TypeError)):
-        layers.MixedAttention.from_config(config)
-
-
-@pytest.mark.parametrize("name", attacks("x"))
-def test_heads_of_hyperparameters_run_no_code(name, marker):
-    attack = attacks(marker)[name]
-    with assert_refused("must be a head group"):
-        models.Hyperparameters(routed_heads=attack)
-    heads = keras.saving.serialize_keras_object(layers.LocalHeads(4, (4,)))
-    heads["config"]["embeddings_initializer"] = attack
-    if name == "other library":  # as above
-        return
-    with assert_refused("class|Lambda|function|safe|initializer"):
-        models.RoutingTransformer(models.Hyperparameters(routed_heads=heads))
-
-
 def head_config(heads, **settings):
     """The config of a head group with other settings, in a list of it alone."""
     config = keras.saving.serialize_keras_object(heads)
     config["config"].update(settings)
     return [config]
+
+
+@pytest.mark.parametrize("name", attacks("x"))
+def test_configs_of_layers_and_heads_run_no_code(name, marker):
+    attack = attacks(marker)[name]
+    with assert_refused("must be a head group"):
+        models.Hyperparameters(routed_heads=attack)
+    if name == "other library":
+        # It is registered: the user's own head groups and initializers are too.
+        return
+    heads = layers.LocalHeads(4, block_shape=(4,))
+    for part, value in (("head_groups", [attack]), ("kernel_initializer", attack)):
+        config = layers.MixedAttention([heads], key_dim=4).get_config() | {part: value}
+        kinds = (ValueError, TypeError)
+        with assert_refused("class|Lambda|function|safe", kinds=kinds):
+            layers.MixedAttention.from_config(config)
+    config = head_config(heads, embeddings_initializer=attack)
+    with assert_refused("class|Lambda|function|safe|initializer"):
+        models.RoutingTransformer(models.Hyperparameters(routed_heads=config))
 
 
 @keras.saving.register_keras_serializable("some_library")
@@ -441,45 +428,26 @@ def test_arrays_on_disk_hold_what_they_claim(length, tmp_path):
         array_store.read(tmp_path)
 
 
-HOSTILE = [
-    {"hidden_dim": 2**22, "key_dim": 8},
-    {"hidden_dim": 10**9, "key_dim": 8},
-    {"vocabulary_size": 2**24},
-    {"vocabulary_size": 10**12},
-    {"intermediate_dim": 2**21},
-    {"num_local_heads": 2**20, "key_dim": 16},
-    {"num_clusters": 2**23},
-    {"max_relative_position": 2**23},
-    {"num_layers": 10**9},
-    {"num_layers": 256},
-    {"max_sequence_length": 10**12},
-    {"routing": "random", "num_clusters": 10**12},
-    {"embedding_dim": 10**400},
-    {"num_layers": 2.5},
-    {"local_flange_blocks": 2**16},
-    {"no_such_setting": 1},
-]
-LARGE = "must keep to|more (values|blocks) than its|must be|Unknown hyperparameters"
-
-
-@pytest.mark.parametrize("changes", HOSTILE, ids=str)
-def test_a_config_needs_no_more_than_its_file_has(changes, load_file, load_preset):
-    def change(config):
-        is_task = "backbone" in config["config"]
-        place = config["config"]["backbone"] if is_task else config
-        place["config"]["hyperparameters"].update(changes)
-        return config
-
-    with assert_refused(LARGE):
-        load_file("byte_tiny", change)
-    for file in ("config.json", "task.json"):
-        with assert_refused(LARGE):
-            load_preset("byte_tiny", file, change)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
+HOSTILE = {
+    "byte_tiny": [
+        {"hidden_dim": 2**22, "key_dim": 8},
+        {"hidden_dim": 10**9, "key_dim": 8},
+        {"vocabulary_size": 2**24},
+        {"vocabulary_size": 10**12},
+        {"intermediate_dim": 2**21},
+        {"num_local_heads": 2**20, "key_dim": 16},
+        {"num_clusters": 2**23},
+        {"max_relative_position": 2**23},
+        {"num_layers": 10**9},
+        {"num_layers": 256},
+        {"max_sequence_length": 10**12},
+        {"routing": "random", "num_clusters": 10**12},
+        {"embedding_dim": 10**400},
+        {"num_layers": 2.5},
+        {"local_flange_blocks": 2**16},
+        {"no_such_setting": 1},
+    ],
+    "digits_small": [
         {"image_height": 2**20, "image_width": 2**20, "max_sequence_length": 2**40},
         {"image_height": 2**21, "image_width": 1, "max_sequence_length": 2**21},
         {"image_height": 10**9},
@@ -487,15 +455,27 @@ def test_a_config_needs_no_more_than_its_file_has(changes, load_file, load_prese
         {"num_channels": 2**16, "max_sequence_length": 2**22},
         {"local_block_length": 2**12, "local_block_width": 2**12},
     ],
-    ids=str,
+}
+LARGE = "must keep to|more (values|blocks) than its|must be|Unknown hyperpara|is height"
+
+
+@pytest.mark.parametrize(
+    "name, changes", [(name, each) for name in HOSTILE for each in HOSTILE[name]]
 )
-def test_images_need_no_more_than_their_file_has(changes, load_file):
+def test_a_config_needs_no_more_than_its_file_has(
+    name, changes, load_file, load_preset
+):
     def change(config):
-        config["config"]["hyperparameters"].update(changes)
+        is_task = "backbone" in config["config"]
+        place = config["config"]["backbone"] if is_task else config
+        place["config"]["hyperparameters"].update(changes)
         return config
 
-    with assert_refused(f"{LARGE}|is height"):
-        load_file("digits_small", change)
+    with assert_refused(LARGE):
+        load_file(name, change)
+    for file in ("config.json", "task.json") if name == "byte_tiny" else ():
+        with assert_refused(LARGE):
+            load_preset(name, file, change)
 
 
 @pytest.mark.parametrize("layer", ["backbone", "embedding"])
@@ -576,17 +556,14 @@ def test_caches_of_heads_are_bounded(heads, received):
 
 
 def test_caches_of_images_are_bounded():
-    model = models.RoutingImageTransformer.from_preset(
-        "digits_small", attention_window=2**24
-    )
+    h = presets.preset_hyperparameters("digits_small").replace(attention_window=2**24)
     with assert_refused("max_remembered.*for a text of 64"):
-        model.make_cache(1)
+        models.RoutingImageTransformer(h).make_cache(1)
 
 
 def test_what_has_no_window_is_not_bounded():
-    h = presets.preset_hyperparameters("byte_tiny")
-    heads = {"num_local_heads": h.num_heads, "num_routed_heads": 0}
-    safe_loading.check_memory(h.replace(**heads, attention_window=2**24))
+    h = presets.preset_hyperparameters("byte_tiny").replace(attention_window=2**24)
+    safe_loading.check_memory(h.replace(num_local_heads=4, num_routed_heads=0))
 
 
 def test_nothing_of_a_refused_model_is_left_behind():
@@ -611,15 +588,6 @@ def test_limits_can_be_raised(originals, monkeypatch):
     safe_loading.load_keras_file(originals / "digits_small.keras")
 
 
-def weights_with(**datasets):
-    """The bytes of an HDF5 file."""
-    path = pathlib.Path("weights.h5")
-    with h5py.File(path, "w") as file:
-        for name, options in datasets.items():
-            file.create_dataset(name, **options)
-    return path.read_bytes()
-
-
 @pytest.mark.parametrize(
     "message, options",
     [
@@ -632,11 +600,10 @@ def weights_with(**datasets):
         ("holds no numbers", {"shape": (3,), "dtype": h5py.string_dtype()}),
     ],
 )
-def test_weights_are_stored_in_full(
-    message, options, load_file, load_preset, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    weights = weights_with(x=options)
+def test_weights_are_stored_in_full(message, options, load_file, load_preset, tmp_path):
+    with h5py.File(tmp_path / "weights.h5", "w") as file:
+        file.create_dataset("x", **options)
+    weights = (tmp_path / "weights.h5").read_bytes()
     with assert_refused(message):
         load_file("digits_small", weights=weights)
     with assert_refused(message):
@@ -657,31 +624,26 @@ def test_weights_of_other_files_are_refused(originals, load_file, tmp_path):
         load_file("digits_small", weights=path.read_bytes())
 
 
-@pytest.fixture
-def digits_weights(originals, load_file, tmp_path):
-    """An HDF5 file of the weights of a model, to be changed, and what loads them."""
-    path = tmp_path / "weights.h5"
+IN_ONE_LINE = pytest.mark.filterwarnings("error")
+
+
+@pytest.mark.parametrize(
+    "value", [np.nan, np.inf, pytest.param(None, marks=IN_ONE_LINE)]
+)
+def test_weights_are_there_and_finite(value, originals, load_file, tmp_path):
+    path, name = tmp_path / "weights.h5", "layers/dense/vars/1"
     with zipfile.ZipFile(originals / "digits_small.keras") as file:
         path.write_bytes(file.read("model.weights.h5"))
-    return path, lambda: load_file("digits_small", weights=path.read_bytes())
-
-
-@pytest.mark.filterwarnings("error")
-def test_missing_weights_are_named_in_one_line(digits_weights):
-    path, load = digits_weights
     with h5py.File(path, "r+") as file:
-        del file["layers/dense/vars/1"]
-    with assert_refused("hold all weights.*Layer 'logits' expected 2"):
-        load()
-
-
-def test_weights_must_be_finite(digits_weights):
-    path, load = digits_weights
-    for value in (np.nan, np.inf):
-        with h5py.File(path, "r+") as file:
-            file["layers/dense/vars/1"][0] = value
-        with assert_refused("must be finite.*with others in logits/bias"):
-            load()
+        if value is None:
+            del file[name]
+        else:
+            file[name][0] = value
+    message = "must be finite.*with others in logits/bias"
+    if value is None:
+        message = "hold all weights.*Layer 'logits' expected 2"
+    with assert_refused(message):
+        load_file("digits_small", weights=path.read_bytes())
 
 
 def test_packed_weights_are_refused(load_file):
@@ -740,12 +702,29 @@ def test_damaged_files(originals, tmp_path):
             safe_loading.load_keras_file(path)
 
 
-@pytest.mark.parametrize("text", ["[" * 40 + "]" * 40, "[" * 10**5, '{"a":' * 10**5])
-def test_nested_json_is_refused(text, load_preset, tmp_path):
-    with assert_refused("max_json_depth"):
-        load_preset("digits_small", "config.json", text)
-    with assert_refused("`hparams` must be.*max_json_depth"):
-        conversion.read_hparams(tmp_path / "preset/config.json")
+NESTED = ["[" * 40 + "]" * 40, "[" * 10**5, '{"a":' * 10**5]
+INDEX = "model.weights.json"
+SHARDS = '{"weight_map": {"/layers": ["model_00000.weights.h5", "%s"]}}'
+ELSEWHERE = putting("config/config_file", "/etc/x.json")
+
+
+@pytest.mark.parametrize(
+    "message, name, file, content",
+    [
+        *(("max_json_depth", "digits_small", "config.json", text) for text in NESTED),
+        # Other loaders of keras_hub are not reached.
+        ("must name its class", "digits_small", "config.json", '{"model_type": "b"}'),
+        ("files of its own folder", "digits_small", INDEX, SHARDS % "/etc/passwd"),
+        ("files of its own folder", "digits_small", INDEX, SHARDS % "../weights.h5"),
+        ("a name without folders", "byte_tiny", "tokenizer.json", ELSEWHERE),
+    ],
+)
+def test_other_files_of_a_preset(message, name, file, content, load_preset, tmp_path):
+    with assert_refused(message):
+        load_preset(name, file, content)
+    if content in NESTED:
+        with assert_refused("`hparams` must be.*max_json_depth"):
+            conversion.read_hparams(tmp_path / "preset/config.json")
 
 
 def test_large_json_is_not_read(originals, tmp_path):
@@ -754,19 +733,6 @@ def test_large_json_is_not_read(originals, tmp_path):
         file.truncate(2**40)
     with assert_refused("max_json_bytes"):
         models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
-
-
-@pytest.mark.parametrize("name", ["/etc/passwd", "../other.weights.h5"])
-def test_shards_lie_in_their_folder(name, load_preset):
-    index = {"weight_map": {"/layers": ["model_00000.weights.h5", name]}}
-    with assert_refused("files of its own folder"):
-        load_preset("digits_small", "model.weights.json", json.dumps(index))
-
-
-def test_assets_lie_in_their_folder(load_preset):
-    change = putting("config/config_file", "/etc/x.json")
-    with assert_refused("a name without folders"):
-        load_preset("byte_tiny", "tokenizer.json", change)
 
 
 @pytest.mark.parametrize("cls", [SubwordTokenizer, WordTokenizer])

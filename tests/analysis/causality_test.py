@@ -10,8 +10,6 @@ from routing_tf.analysis import find_leaks
 from tests import golden_cases
 from tests.analysis import small_cases
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 NOTHING = causality.Movement(0.0, 0.0, 0.0)
 
 

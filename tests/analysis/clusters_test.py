@@ -7,8 +7,6 @@ from routing_tf.analysis.clusters import find_cluster
 from routing_tf.analysis.probe import BlockAttention
 from routing_tf.analysis.probe import Clusters
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 
 def attention():
     """Four blocks; in the last but one, head 1 of the routed heads fills cluster 2."""

@@ -12,8 +12,6 @@ from routing_tf.analysis import report
 from tests.analysis.scopes_test import Countdown
 from tests.models import small_models
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 
 

@@ -11,8 +11,6 @@ from routing_tf.analysis.windows import rows_of
 from tests.analysis import small_cases
 from tests.models import small_models
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 LOCAL, ROUTED = "local_heads", "routed_heads"
 
 

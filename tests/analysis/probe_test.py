@@ -11,8 +11,6 @@ from tests import golden_cases
 from tests.analysis import small_cases
 from tests.models import small_models
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 array = small_models.array
 
 
@@ -63,7 +61,7 @@ def test_parts_of_other_states():
 
 
 def test_scopes():
-    lm = small_cases.language_model()
+    lm = small_cases.language_model(num_layers=1)
     full, prefix = (
         small_cases.probe(lm, scope).hidden_states(small_cases.windows())[1]
         for scope in ("full", "prefix")
@@ -76,12 +74,7 @@ def test_scopes():
 
 def test_maps():
     lm = small_cases.language_model()
-    inputs = small_cases.windows()
-    probe = small_cases.probe(lm)
-    states = probe.hidden_states(inputs)
-    for block, state, found in zip(
-        probe.blocks, states, probe.attention(inputs), strict=False
-    ):
+    for block, state, found in small_cases.looked_into(lm):
         assert found.block == block.name
         _, maps = small_cases.attention_maps(block, state)
         assert list(found.maps) == ["routed_heads", "local_heads"]
@@ -101,12 +94,7 @@ def scores_of(block, state):
 
 def test_clusters_of_token_choice():
     lm = small_cases.language_model(routing="token_choice", num_layers=1)
-    inputs = small_cases.windows()
-    probe = small_cases.probe(lm)
-    states = probe.hidden_states(inputs)
-    for block, state, found in zip(
-        probe.blocks, states, probe.attention(inputs), strict=False
-    ):
+    for block, state, found in small_cases.looked_into(lm):
         clusters = found.clusters["routed_heads"]
         best = scores_of(block, state).argmax(axis=-1)
         np.testing.assert_array_equal(clusters.nearest, best)
@@ -115,9 +103,7 @@ def test_clusters_of_token_choice():
 
 def test_clusters_with_thresholds():
     lm = small_cases.language_model(routing="expert_threshold", num_layers=1)
-    probe, inputs = small_cases.probe(lm), small_cases.windows()
-    (state, *_), (block, *_) = probe.hidden_states(inputs), probe.blocks
-    (found, *_) = probe.attention(inputs)
+    ((block, state, found),) = small_cases.looked_into(lm)
     scores = scores_of(block, state)
     (thresholds,) = array(block.attention.head_groups[0].thresholds.thresholds)
     margins = scores - thresholds[:, None]
@@ -130,13 +116,8 @@ def test_clusters_with_thresholds():
 
 @pytest.mark.parametrize("scope", ["full", "prefix"])
 def test_clusters_of_expert_choice(scope):
-    lm = small_cases.language_model()
-    inputs = small_cases.windows()
-    probe = small_cases.probe(lm, scope)
-    states = probe.hidden_states(inputs)
-    for block, state, found in zip(
-        probe.blocks, states, probe.attention(inputs), strict=False
-    ):
+    lm = small_cases.language_model(num_layers=1)
+    for block, state, found in small_cases.looked_into(lm, scope):
         scores = scores_of(block, state)
         clusters = found.clusters["routed_heads"]
         np.testing.assert_array_equal(clusters.nearest, scores.argmax(axis=-1))

@@ -6,8 +6,6 @@ import pytest
 from routing_tf.analysis import reads
 from routing_tf.analysis.probe import BlockAttention
 
-pytestmark = pytest.mark.usefixtures("eager")
-
 # The next one is 6, 7, 5, 6, 7.
 IDS = np.array([5, 6, 7, 5, 6, 7])
 

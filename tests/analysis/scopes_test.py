@@ -13,17 +13,17 @@ from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import evaluation
 from tests.models import small_models
 
-pytestmark = pytest.mark.usefixtures("eager")
+LENGTH = 12
 
 
 class Countdown(problems.Problem):
-    """150 ids in each split: windows of 24 and a last one of 6."""
+    """75 ids in each split: windows of 12 and a last one of 3."""
 
     name = "countdown"
     vocabulary_size = small_models.VOCABULARY_SIZE
 
     def load(self):
-        ids = np.random.default_rng(0).integers(1, self.vocabulary_size, 150)
+        ids = np.random.default_rng(0).integers(1, self.vocabulary_size, 75)
         return {"train": ids, "validation": ids, "test": ids}
 
 
@@ -40,13 +40,12 @@ def scorer(lm, routing_scope):
 
 @pytest.fixture
 def problem():
-    return Countdown(sequence_length=small_models.LENGTH)
+    return Countdown(sequence_length=LENGTH)
 
 
 def language_model(**changes):
-    return small_models.language_model(
-        batch_tokens=5 * small_models.LENGTH, num_layers=1, **changes
-    )
+    settings = {"batch_tokens": 5 * LENGTH, "num_layers": 1, **changes}
+    return small_models.language_model(**settings)
 
 
 def test_against_a_direct_computation(problem):

@@ -58,6 +58,13 @@ def probe(lm, routing_scope="full"):
     return Probe(lm, routing_scope)
 
 
+def looked_into(lm, routing_scope="full"):
+    """Yields each block with the state before it and the attention in it."""
+    found, inputs = probe(lm, routing_scope), windows()
+    states = found.hidden_states(inputs)[:-1]
+    yield from zip(found.blocks, states, found.attention(inputs), strict=True)
+
+
 def images(number=1, seed=0):
     generator = np.random.default_rng(seed)
     shape = (number, 4, 8, 1)

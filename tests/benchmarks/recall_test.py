@@ -108,65 +108,54 @@ def test_sizes_without_room_are_refused(message, length, pairs, vocabulary):
         recall_data.make_examples(1, length, pairs, vocabulary, seed=0)
 
 
-@pytest.fixture
-def example():
-    """Keys 1 and 2 with values 5 and 6, which come again at 4 and 7."""
-    tokens = np.array([[1, 5, 2, 6, 1, 3, 3, 2]])
-    return Examples.of(tokens, [[4, 7]], [[5, 6]])
+# Keys 1 and 2 with values 5 and 6, which come again at 4 and 7.
+EXAMPLE = Examples.of(np.array([[1, 5, 2, 6, 1, 3, 3, 2]]), [[4, 7]], [[5, 6]])
+# The first head has both matches; behind that of key 2 stand members 5 and 6.
+HEADS = [[0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 0, 0, 0]]
+# Without a shift the matches are the values at 1 and 3; the query counts as a member.
+UNSHIFTED = [[1, 0, 1, 0, 0, 1, 0, 0]]
+# Queries that read two clusters have half of the window in each.
+READ_TWO = [[[1, 0]] * 8]
+QUERIES, KEYS = [[1, 1, 1, 1, 0, 1, 1, 1]], [[0, 1, 0, 1, 1, 1, 1, 1]]
 
 
-def figures(example, queries, window, key_shift, keys=None):
-    queries = np.array(queries)[None]
-    keys = queries if keys is None else np.array(keys)[None]
+@pytest.mark.parametrize(
+    "queries, keys, key_shift, window, expected",
+    [
+        (
+            *(HEADS, HEADS, 1, 2),
+            {
+                "same_cluster": [1.0, 0.5],
+                "pushed_out": [0.5, 1.0],
+                "found_by_any": 0.5,
+                "evenness": [0.954434, 0.543564],
+            },
+        ),
+        (HEADS, HEADS, 1, 3, {"pushed_out": [0.0, 1.0], "found_by_any": 1.0}),
+        (READ_TWO, HEADS[:1], 1, 2, {"same_cluster": [1.0], "pushed_out": [1.0]}),
+        (READ_TWO, HEADS[:1], 1, 6, {"pushed_out": [0.0], "found_by_any": 1.0}),
+        (
+            *(UNSHIFTED, UNSHIFTED, 0, 2),
+            {
+                "same_cluster": [1.0],
+                "pushed_out": [1.0],
+                "found_by_any": 0.0,
+                "evenness": [0.954434],
+            },
+        ),
+        (UNSHIFTED, UNSHIFTED, 0, 3, {"pushed_out": [0.5], "found_by_any": 0.5}),
+        # Pushed out by the other key.
+        (QUERIES, KEYS, 1, 1, {"same_cluster": [0.5], "pushed_out": [1.0]}),
+        (QUERIES, KEYS, 1, 2, {"found_by_any": 0.5}),
+    ],
+)
+def test_figures_of_routing(queries, keys, key_shift, window, expected):
+    queries, keys = np.array(queries)[None], np.array(keys)[None]
     read = queries if queries.ndim == 4 else queries[..., None]
-    return recall_data.routing_figures(example, read, keys, window, key_shift, 2)
-
-
-def test_figures_of_shifted_heads(example):
-    # The first head has both matches; behind that of key 2 stand members 5 and 6.
-    heads = [[0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 0, 0, 0]]
-    found = figures(example, heads, window=2, key_shift=1)
-    assert found["same_cluster"] == [1.0, 0.5]
-    assert found["pushed_out"] == [0.5, 1.0]
-    assert found["found_by_any"] == 0.5
-    np.testing.assert_allclose(found["evenness"], [0.954434, 0.543564], rtol=1e-4)
-    found = figures(example, heads, window=3, key_shift=1)
-    assert found["pushed_out"] == [0.0, 1.0]
-    assert found["found_by_any"] == 1.0
-
-
-def test_figures_of_heads_that_read_two_clusters(example):
-    # Their shares of the window are half of it: one member of each cluster.
-    keys = [[0, 1, 1, 0, 0, 1, 1, 1]]
-    read = [[[1, 0]] * len(keys[0])]
-    found = figures(example, read, window=2, key_shift=1, keys=keys)
-    assert found["same_cluster"] == [1.0]
-    assert found["pushed_out"] == [1.0]
-    found = figures(example, read, window=6, key_shift=1, keys=keys)
-    assert found["pushed_out"] == [0.0]
-    assert found["found_by_any"] == 1.0
-
-
-def test_figures_of_heads_without_a_shift(example):
-    # The matches are the values at 1 and 3; the query counts as a member.
-    heads = [[1, 0, 1, 0, 0, 1, 0, 0]]
-    assert figures(example, heads, window=2, key_shift=0) == {
-        "same_cluster": [1.0],
-        "pushed_out": [1.0],
-        "found_by_any": 0.0,
-        "evenness": pytest.approx([0.954434]),
-    }
-    found = figures(example, heads, window=3, key_shift=0)
-    assert found["pushed_out"] == [0.5] and found["found_by_any"] == 0.5
-
-
-def test_figures_of_queries_with_clusters_of_their_own(example):
-    queries, keys = [[1, 1, 1, 1, 0, 1, 1, 1]], [[0, 1, 0, 1, 1, 1, 1, 1]]
-    found = figures(example, queries, window=1, key_shift=1, keys=keys)
-    assert found["same_cluster"] == [0.5]
-    assert found["pushed_out"] == [1.0]  # by the other key
-    found = figures(example, queries, window=2, key_shift=1, keys=keys)
-    assert found["found_by_any"] == 0.5
+    found = recall_data.routing_figures(EXAMPLE, read, keys, window, key_shift, 2)
+    assert found.keys() == {"same_cluster", "pushed_out", "found_by_any", "evenness"}
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-4), name
 
 
 def test_a_second_call_trains_nothing(results, trained, capsys):

@@ -1,18 +1,15 @@
 """All seeds of a model trained at once, and the tables of what was trained so."""
 
 import json
-import os
-import pathlib
 import statistics
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from tests import command_line
+from tests.command_line import ROOT
 from tests.documented_figures_test import rows_below
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGE = "docs/induction.md"
 X = "num_clusters=32,clusters_per_query=2,anchor_weight=0.5,centroid_decay=0.99"
 LOCAL = "num_local_only_layers=4,local_block_length=32,local_key_shift=1"
@@ -140,7 +137,7 @@ def test_the_table_of_recall_has_the_figures_of_its_record():
 @pytest.mark.slow
 def test_seeds_trained_at_once_end_as_each_by_itself(tmp_path):
     arguments = [
-        *(sys.executable, "-m", "benchmarks.recall", "--patterns=token choice"),
+        *("-m", "benchmarks.recall", "--patterns=token choice"),
         *("--key_shifts=1", "--sizes=16x2", "--windows=8", "--vocabulary=160"),
         *("--width=8", "--key_dim=8", "--batch_size=8", "--steps=60"),
         *("--eval_every=30", "--seeds=0,1"),
@@ -148,12 +145,9 @@ def test_seeds_trained_at_once_end_as_each_by_itself(tmp_path):
     curves = []
     for name, more in (("each", []), ("at_once", ["--seeds_at_once"])):
         path = tmp_path / f"{name}.json"
-        subprocess.run(
-            [*arguments, *more, f"--results={path}"],
-            cwd=ROOT,
-            env={**os.environ, "KERAS_BACKEND": "jax"},
-            check=True,
-        )
+        results = f"--results={path}"
+        done = command_line.python(*arguments, *more, results, KERAS_BACKEND="jax")
+        assert done.returncode == 0, done.stderr
         runs = json.loads(path.read_text())["runs"]
         curves.append([run["curve"] for run in runs])
     each, at_once = np.array(curves)

@@ -8,6 +8,7 @@ import pytest
 
 from routing_tf import models
 from routing_tf import training
+from routing_tf.models import build
 from routing_tf.training import engines
 from routing_tf.training.engines.step import TrainingStep
 
@@ -45,8 +46,8 @@ PRESETS = {
 }
 # Others compute in float32.
 SHORT_FLOATS = {
-    "wikitext103_local_cluster4k": ("mixed_bfloat16", "bf16"),
-    "wikitext103_local_hash4k": ("mixed_float16", "f16"),
+    "wikitext103_local_cluster4k": ("bfloat16", "bf16"),
+    "wikitext103_local_hash4k": ("float16", "f16"),
 }
 QUICK = "python_small"
 CASES = [
@@ -65,17 +66,6 @@ def hyperparameters(name):
     if preset.max_relative_position > 1:
         narrow["max_relative_position"] = 17
     return preset.replace(**narrow, **PRESETS[name])
-
-
-def make_model(h, precision):
-    if h.kind == "image":
-        return models.RoutingImageTransformer(h, dtype=precision)
-    if h.kind == "seq2seq":
-        backbone = models.RoutingTransformerEncoderDecoder(h, dtype=precision)
-        return models.RoutingTransformerSeq2SeqLM(backbone)
-    return models.RoutingTransformerCausalLM(
-        models.RoutingTransformer(h, dtype=precision)
-    )
 
 
 def zeros(lm, h):
@@ -98,7 +88,7 @@ def lowered(name, **options):
     precision, short = SHORT_FLOATS.get(name, ("float32", ""))
     h = hyperparameters(name)
     engine = engines.make()
-    lm = make_model(h, precision)
+    lm = build.make_model(h, precision=precision)
     training.compile_for_training(lm, h)
     step = TrainingStep(lm, lm.optimizer, h.gradient_clip_norm)
     text = engine.lower(step, zeros(lm, h), **options)

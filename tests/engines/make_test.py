@@ -10,6 +10,7 @@ import keras
 import pytest
 
 from routing_tf.training import engines
+from tests import command_line
 from tests.engines import small_runs
 
 BACKEND = keras.backend.backend()
@@ -28,15 +29,29 @@ def test_one_device_is_the_default():
     engine.sync()
 
 
-def test_refuses_unknown_strategies():
-    with pytest.raises(ValueError, match="one of 'one', 'mirrored', 'multi_worker', "):
-        engines.make("two")
-
-
-@pytest.mark.parametrize("strategy", ["one", "mirrored", "multi_worker"])
-def test_a_tpu_has_a_strategy_of_its_own(strategy):
-    with pytest.raises(ValueError, match="strategy 'tpu'.*tpu='local'"):
-        engines.make(strategy, tpu="local")
+@pytest.mark.parametrize(
+    "message, strategy, options",
+    [
+        ("one of 'one', 'mirrored', 'multi_worker', ", "two", {}),
+        *(
+            ("strategy 'tpu'.*tpu='local'", strategy, {"tpu": "local"})
+            for strategy in ("one", "mirrored", "multi_worker")
+        ),
+        # Virtual devices need a strategy for them.
+        ("=100, strategy='one'", "one", {"num_virtual_devices": 100}),
+        ("=100, strategy='tpu'", "tpu", {"num_virtual_devices": 100}),
+        pytest.param(
+            *("`tpu` is for TensorFlow.*--strategy=tpu", "tpu", {"tpu": "local"}),
+            marks=on_jax,
+        ),
+        pytest.param(
+            r"a TPU and the package jax\[tpu\].*cpu:0", "tpu", {}, marks=on_jax
+        ),
+    ],
+)
+def test_refused(message, strategy, options):
+    with pytest.raises(ValueError, match=message):
+        engines.make(strategy, **options)
 
 
 def test_refuses_other_backends(monkeypatch):
@@ -60,18 +75,6 @@ def test_all_devices_of_a_machine_may_be_one():
 
 
 @on_jax
-def test_jax_needs_no_name_of_a_tpu():
-    with pytest.raises(ValueError, match="`tpu` is for TensorFlow.*--strategy=tpu"):
-        engines.make("tpu", tpu="local")
-
-
-@on_jax
-def test_jax_says_where_there_is_no_tpu():
-    with pytest.raises(ValueError, match=r"a TPU and the package jax\[tpu\].*cpu:0"):
-        engines.make("tpu")
-
-
-@on_jax
 def test_jax_says_how_processes_find_each_other(monkeypatch):
     for name in ("JOB_ADDRESSES", "NUM_PROCESSES", "PROCESS_ID"):
         monkeypatch.delenv(f"KERAS_DISTRIBUTION_{name}", raising=False)
@@ -89,12 +92,6 @@ def test_tensorflow_says_how_processes_find_each_other(config, monkeypatch):
         engines.make("multi_worker")
 
 
-@pytest.mark.parametrize("strategy", ["one", "tpu"])
-def test_virtual_devices_need_a_strategy_for_them(strategy):
-    with pytest.raises(ValueError, match=f"=100, strategy='{strategy}'"):
-        engines.make(strategy, num_virtual_devices=100)
-
-
 @pytest.mark.thorough
 @on_tensorflow
 def test_a_tpu_that_is_not_there_is_refused_at_once():
@@ -107,17 +104,9 @@ for tpu in None, "local", "no-such-tpu", "grpc://127.0.0.1:9":
     except ValueError as error:
         print("refused", error)
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    for name in ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS"):
-        environment.pop(name, None)
+    names = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS")
     started = time.monotonic()
-    finished = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    finished = command_line.python("-c", program, **dict.fromkeys(names))
     refused = finished.stdout.count("refused `tpu` must name a TPU")
     assert refused == 4, finished.stderr[-3000:]
     assert time.monotonic() - started < 90

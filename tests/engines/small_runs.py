@@ -18,6 +18,7 @@ import numpy as np
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import training
+from routing_tf.models import build
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import engines
 from routing_tf.training.engines.step import TrainingStep
@@ -133,15 +134,7 @@ def hyperparameters(kind="decoder", **changes):
 def make_model(kind, h, precision="float32", loss_scaling=None):
     """Makes a model with an optimizer; that of a decoder may scale the loss."""
     if kind != "decoder":
-        lm = {
-            "seq2seq": lambda: models.RoutingTransformerSeq2SeqLM(
-                models.RoutingTransformerEncoderDecoder(h, dtype=precision)
-            ),
-            "image": lambda: models.RoutingImageTransformer(h, dtype=precision),
-            "text": lambda: models.RoutingTransformerCausalLM(
-                models.RoutingTransformer(h, dtype=precision)
-            ),
-        }[kind]()
+        lm = build.make_model(h)
         training.compile_for_training(lm, h)
         return lm
     lm = decoder(h, precision)

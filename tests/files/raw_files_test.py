@@ -40,16 +40,6 @@ class TestReadLines:
         path = write(tmp_path, f"{line}\nlast".encode())
         assert list(raw_files.read_lines(path)) == [(1, line), (2, "last")]
 
-    @pytest.mark.parametrize("text", ["\n\na\n\n", "a", "a\nb", "a\r\nb\r\n", " \n a"])
-    def test_lines_with_their_ends_add_up_to_the_text(self, tmp_path, text):
-        path = write(tmp_path, text.encode())
-        lines = [line for _, line in raw_files.read_lines(path, keep_ends=True)]
-        assert "".join(lines) == text
-
-    def test_member_of_a_zip_file(self, tmp_path):
-        path = write_zip(tmp_path, "ä\nb\n")
-        assert list(raw_files.read_lines(path, "inside.txt")) == [(1, "ä"), (2, "b")]
-
     @pytest.mark.parametrize("name", ["a.gz", "a.txt"])
     def test_gzip(self, tmp_path, name):
         content = gzip.compress("ä\nb".encode()) + gzip.compress(b"c\nd\n")
@@ -103,38 +93,27 @@ class TestReadLines:
         with pytest.raises(ValueError, match="line 100001 must be"):
             next(lines)
 
-    @pytest.mark.parametrize("content", [b"", b"\n", b" \r\n\t\n"])
-    def test_no_text(self, tmp_path, content):
-        path = write(tmp_path, content)
-        message = refusal(raw_files.read_lines, path)
-        assert f"{str(path)!r} must not be empty" in message
-        assert f"{len(content)} bytes" in message
-
     @pytest.mark.parametrize(
         "content, rule",
         [
-            (b"a\nbc\xffd\n", "must be valid UTF-8. Received: 0xff at byte 2"),
-            (b"a\nb\xc3", "must be valid UTF-8. Received: 0xc3 at byte 1"),
-            (b"a\n\xed\xa0\x80\n", "must be valid UTF-8. Received: 0xed at byte 0"),
-            (b"a\nb\0\n", "must be text in UTF-8. Received: a NUL character at byte 1"),
-            ("\na".encode("utf-16-be")[1:], "a NUL character at byte 0"),
+            (b"", " must not be empty.*0 bytes"),
+            (b"\n", " must not be empty.*1 bytes"),
+            (b" \r\n\t\n", " must not be empty.*5 bytes"),
+            (b"a\nbc\xffd\n", ", line 2 must be valid UTF-8.*0xff at byte 2"),
+            (b"a\nb\xc3", ", line 2 must be valid UTF-8.*0xc3 at byte 1"),
+            (b"a\n\xed\xa0\x80\n", ", line 2 must be valid UTF-8.*0xed at byte 0"),
+            (b"a\nb\0\n", ", line 2 must be text in UTF-8.*a NUL char.* at byte 1"),
+            ("\na".encode("utf-16-be")[1:], ", line 2 must.*a NUL char.* at byte 0"),
+            (b"<!DOCTYPE html><body>", ".*a web page"),
+            (b"<html><body>Sign in</body>", ".*a web page"),
+            (b"\n <!doctype HTML><body>\n", ".*a web page"),
+            ("\ufeff<html<body>".encode(), ".*a web page"),
         ],
     )
     def test_not_text(self, tmp_path, content, rule):
         path = write(tmp_path, content)
         message = refusal(raw_files.read_lines, path)
-        assert message.startswith(f"The file {str(path)!r}, line 2 must ")
-        assert rule in message
-
-    @pytest.mark.parametrize(
-        "start",
-        ["<!DOCTYPE html>", "<html>", "\n <!doctype HTML", "\ufeff<html"],
-    )
-    def test_web_page(self, tmp_path, start):
-        path = write(tmp_path, f"{start}<body>Sign in</body>\n".encode())
-        message = refusal(raw_files.read_lines, path)
-        assert str(path) in message
-        assert "a web page" in message
+        assert re.match(f"The file {re.escape(repr(str(path)))}{rule}", message)
 
     def test_text_about_html_is_no_web_page(self, tmp_path):
         path = write(tmp_path, b"It says\n<html>\n")
@@ -149,6 +128,8 @@ class TestReadLines:
 
 
 class TestZipFiles:
+    """What else is wrong with them is refused in the tests of the builders."""
+
     def test_members_are_the_files(self, tmp_path):
         path = tmp_path / "archive.zip"
         with zipfile.ZipFile(path, "w") as archive:
@@ -156,26 +137,6 @@ class TestZipFiles:
             archive.writestr("folder/a", "1")
             archive.writestr("b", "2")
         assert raw_files.members(path) == ["folder/a", "b"]
-
-    def test_missing_member(self, tmp_path):
-        path = write_zip(tmp_path, "a")
-        message = refusal(raw_files.read_lines, path, "other.txt")
-        assert str(path) in message
-        assert "'other.txt'" in message and "'inside.txt'" in message
-
-    def test_no_zip_file(self, tmp_path):
-        path = write(tmp_path, b"<html>not found</html>")
-        message = refusal(raw_files.members, path)
-        assert str(path) in message and "not a zip file" in message
-
-    def test_damaged_member(self, tmp_path):
-        path = write_zip(tmp_path, "0123456789" * 1000)
-        content = bytearray(path.read_bytes())
-        content[45] ^= 0xFF
-        path.write_bytes(content)
-        message = refusal(raw_files.read_lines, path, "inside.txt")
-        assert str(path) in message
-        assert "member 'inside.txt' must be readable and undamaged" in message
 
     def test_cut_off_zip_file(self, tmp_path):
         path = write_zip(tmp_path, "0123456789" * 1000)
@@ -202,13 +163,6 @@ class TestReadChunks:
         message = refusal(raw_files.read_chunks, path, start=1000, size=100)
         assert str(path) in message
         assert re.search("at least 1,100 bytes.*Received: 1,024 bytes", message)
-
-    @pytest.mark.parametrize("zipped", [False, True])
-    def test_file_size(self, tmp_path, zipped):
-        path, member = write(tmp_path, self.content), None
-        if zipped:
-            path, member = write_zip(tmp_path, self.content), "inside.txt"
-        assert raw_files.file_size(path, member) == 1024
 
 
 def test_listing_is_cut_short():

@@ -1,7 +1,6 @@
 import contextlib
 
 import keras
-import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -126,22 +125,6 @@ def test_evaluate_reports_the_clustering_loss_once_and_moves_nothing():
     small_models.assert_equal(small_models.arrays(lm.variables), before)
 
 
-def test_padding_does_not_take_part_in_training():
-    x = small_models.inputs(lengths=(24, 9))
-    real = x["padding_mask"]
-    results = []
-    for pad in (0, 7):
-        lm = small_models.language_model(num_layers=1)
-        padded = {**x, "token_ids": np.where(real, x["token_ids"], pad)}
-        logits, losses = logits_and_losses(lm, padded, training=True)
-        state = small_models.arrays(lm.non_trainable_variables)
-        results.append((logits[real], losses, state))
-    (logits, losses, state), (other_logits, other_losses, other_state) = results
-    np.testing.assert_array_equal(logits, other_logits)
-    assert losses == other_losses
-    small_models.assert_equal(state, other_state)
-
-
 @pytest.mark.skipif(ON_JAX, reason="JAX has only dense gradients")
 def test_all_gradients_are_dense():
     import tensorflow as tf
@@ -183,28 +166,6 @@ def test_a_saved_model_has_all_of_its_state(tmp_path):
     np.testing.assert_array_equal(
         logits_and_losses(copy, x)[0], logits_and_losses(lm, x)[0]
     )
-
-
-def test_round_trip_through_a_preset_folder(tmp_path):
-    lm = small_models.language_model(
-        num_layers=1,
-        vocabulary_size=258,
-        preprocessor=models.RoutingTransformerCausalLMPreprocessor(
-            tokenizers.ByteTokenizer(), sequence_length=BUFFER
-        ),
-    )
-    logits_and_losses(lm, small_models.inputs(), training=True)
-    lm.save_to_preset(tmp_path / "preset")
-    values = small_models.arrays(lm.variables)
-    for cls in (models.RoutingTransformerCausalLM, keras_hub.models.CausalLM):
-        copy = cls.from_preset(str(tmp_path / "preset"))
-        assert isinstance(copy, models.RoutingTransformerCausalLM)
-        assert copy.backbone.hyperparameters == lm.backbone.hyperparameters
-        assert copy.preprocessor.sequence_length == BUFFER
-        small_models.assert_equal(small_models.arrays(copy.variables), values)
-    empty = cls.from_preset(str(tmp_path / "preset"), load_weights=False)
-    kernel = small_models.arrays(empty.variables)["logits/kernel"]
-    assert not np.array_equal(kernel, values["logits/kernel"])
 
 
 def test_the_preprocessor_makes_inputs_targets_and_weights():
@@ -274,34 +235,9 @@ def test_generation_stops(greedy):
     np.testing.assert_array_equal(stopped[mask], token_ids[mask])
 
 
-NO_PREFIXES = {"in front": [0, 0, 1, 1], "between": [1, 1, 0, 1]}
-
-
-@pytest.mark.parametrize("start", NO_PREFIXES.values(), ids=NO_PREFIXES)
-def test_padding_that_is_not_behind_the_prompt_is_refused(greedy, start):
-    lm, x, _ = greedy
-    mask = x["padding_mask"].copy()
-    mask[1, :4] = start
-    mask[1, 4:] = False
-    inputs = {**x, "padding_mask": mask}
-    message = r"`padding_mask` must be True for the first .*Received: .*=\[[01], [01], "
-    with pytest.raises(ValueError, match=message):
-        lm.generate(dict(inputs), stop_token_ids=None)
-    with pytest.raises(ValueError, match=message):
-        lm.generate_step(keras.tree.map_structure(keras.ops.convert_to_tensor, inputs))
-
-
 def test_ids_and_mask_of_other_shapes_are_refused(greedy):
     lm, x, _ = greedy
     for cut in (lambda a: a[0], lambda a: a[:, :4] if a.dtype == bool else a):
         wrong = {name: cut(array) for name, array in x.items()}
         with pytest.raises(ValueError, match="must both be .batch, length.. Received"):
             lm.generate(wrong, stop_token_ids=None)
-
-
-def test_generation_ends_where_inputs_are_cut():
-    lm = small_models.language_model(num_layers=1, truncate_length=BUFFER - 1)
-    with pytest.raises(
-        ValueError, match="`max_length` must not exceed .* 9. Received: max_length=10"
-    ):
-        lm.generate(small_models.inputs((2,), BUFFER), stop_token_ids=None)

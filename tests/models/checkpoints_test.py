@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from routing_tf import models
+from routing_tf.models import build
 from routing_tf.models import release
 from routing_tf.models.release import checkpoints
 from routing_tf.models.release import variable_names as release_names
@@ -19,11 +20,6 @@ FOLDER = golden_cases.FOLDER / "checkpoints"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
 TEXT = ["enwik8_local_cluster8k", "pg19_local_cluster8k"]
 TEXT += ["pg19_released_hparams_json", "wikitext103_local_cluster4k"]
-CLASSES = {
-    "text": models.RoutingTransformerCausalLM,
-    "seq2seq": models.RoutingTransformerSeq2SeqLM,
-    "image": models.RoutingImageTransformer,
-}
 
 
 def prefix(name):
@@ -37,7 +33,7 @@ def hparams_of(name):
 def load(name, **options):
     kind = checkpoints.ReleaseCheckpoint(prefix(name)).kind
     options = {"hparams": hparams_of(name), **options}
-    return CLASSES[kind].from_release_checkpoint(prefix(name), **options)
+    return build.model_class(kind).from_release_checkpoint(prefix(name), **options)
 
 
 def shifted(targets):

@@ -1,5 +1,3 @@
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -8,6 +6,7 @@ from routing_tf import models
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
+from tests.models.small_models import copy_weights
 from tests.models.small_seq2seq import INPUT_LENGTH
 from tests.models.small_seq2seq import LENGTH
 from tests.models.small_seq2seq import LOCAL
@@ -33,33 +32,35 @@ def test_queries_read_several_clusters_where_tokens_choose():
     assert (own, memory) == (2, 1)
 
 
-def copy_weights(source, target):
-    values = small_models.arrays(source.variables)
-    for variable in target.variables:
-        if variable.path in values:
-            variable.assign(values[variable.path])
-
-
 @pytest.mark.parametrize("routing", [None, "full", "hashed"])
 def test_keys_are_shifted_in_the_self_attention_of_decoders_alone(routing):
+    """And attention to an encoder's output has no rotary positions."""
     model = backbone(
         routing=routing,
+        rotary_positions=True,
         routed_key_shift=1,
         local_key_shift=1,
         num_cluster_strided_heads=1,
         num_strided_heads=1,
         key_dim=4,
     )
-    shifts = {
-        name: [group.key_shift for block in blocks for group in block.head_groups]
-        for name, blocks in {
+    found = {
+        name: {
+            (group.key_shift, group.rotary_positions)
+            for attention in attentions
+            for group in attention.head_groups
+        }
+        for name, attentions in {
             "encoder": [block.attention for block in model.encoder_blocks],
             "decoder": [block.attention for block in model.blocks],
             "cross": [block.cross_attention for block in model.blocks],
         }.items()
     }
-    assert set(shifts["decoder"]) == {1}
-    assert set(shifts["encoder"]) == set(shifts["cross"]) == {0}
+    assert found == {
+        "encoder": {(0, True)},
+        "decoder": {(1, True)},
+        "cross": {(0, False)},
+    }
 
 
 @pytest.mark.parametrize(
@@ -208,24 +209,6 @@ def test_longer_targets_are_cut_and_inputs_are_not():
         for name, value in INPUTS.items()
     }
     np.testing.assert_array_equal(output(cut, INPUTS), output(whole, first))
-
-
-@pytest.mark.parametrize(
-    "changes", [{}, {"encoder_inputs": "embeddings", "dtype": "mixed_bfloat16"}]
-)
-def test_round_trip_of_the_config(changes):
-    dtype = changes.pop("dtype", None)
-    settings = small_seq2seq.hyperparameters(**changes)
-    cls = models.RoutingTransformerEncoderDecoder
-    model = cls(settings.to_dict(), dtype=dtype, name="mine")
-    assert model.hyperparameters == settings
-    copy = cls.from_config(json.loads(json.dumps(model.get_config())))
-    assert copy.hyperparameters == settings
-    assert copy.name == "mine"
-    assert copy.get_config() == model.get_config()
-    paths = [variable.path for variable in model.variables]
-    assert [variable.path for variable in copy.variables] == paths
-    assert len(set(paths)) == len(paths)
 
 
 @small_models.FURTHER

@@ -102,6 +102,8 @@ def test_no_such_choice(field, value):
             {**FLAWED, "exploring_queries": 4},
         ),
         ("`qk_norm` must be False with flaws", {**FLAWED, "qk_norm": True}),
+        ("rotary_positions=True` must come", {**FLAWED, "rotary_positions": True}),
+        ("rotary_positions=True` must", {"rotary_positions": True, "key_dim": 3}),
         (
             "`feed_forward='sparse_feed_forward'` must come without.*'trained'",
             {**FLAWED, "feed_forward": "sparse_feed_forward"},
@@ -156,24 +158,23 @@ def test_defaults():
         h.num_layers = 3
 
 
-def test_every_kind_of_head_counts():
-    h = Hyperparameters(num_cluster_strided_heads=3, num_strided_heads=5, key_dim=8)
-    assert h.num_heads == 4 + 4 + 3 + 5
+HEADS = {"num_cluster_strided_heads": 3, "num_strided_heads": 5, "key_dim": 8}
+BLOCKS = {"local_block_length": 2, "local_block_width": 6}
 
 
 @pytest.mark.parametrize(
-    "kind, fields",
-    [("text", {}), ("seq2seq", {"num_encoder_layers": 1}), ("image", IMAGE)],
+    "fields, kind, block_shape, num_heads",
+    [
+        ({}, "text", (256,), 8),
+        ({"num_encoder_layers": 1}, "seq2seq", (256,), 8),
+        (IMAGE, "image", (256,), 8),
+        ({**IMAGE, **BLOCKS}, "image", (2, 6), 8),
+        (HEADS, "text", (256,), 4 + 4 + 3 + 5),
+    ],
 )
-def test_kinds(kind, fields):
+def test_what_follows_from_fields(fields, kind, block_shape, num_heads):
     h = Hyperparameters(**fields)
-    assert h.kind == kind
-    assert h.local_block_shape == (256,)
-
-
-def test_blocks_of_an_image():
-    h = Hyperparameters(**IMAGE, local_block_length=2, local_block_width=6)
-    assert h.local_block_shape == (2, 6)
+    assert (h.kind, h.local_block_shape, h.num_heads) == (kind, block_shape, num_heads)
 
 
 def test_integers_serve_as_floats():
@@ -245,6 +246,7 @@ def test_round_trip_through_json(h):
         ("remat_attention=weights", {"remat_attention": "weights"}),
         ("routing=none,query_cluster=key", {"routing": None, "query_cluster": "key"}),
         ("optimizer=adam", {"optimizer": "adam"}),
+        ("rotary_positions=true", {"rotary_positions": True}),
     ],
 )
 def test_parse_overrides(text, expected):

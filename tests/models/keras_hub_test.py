@@ -73,10 +73,7 @@ TEXTS = {
         "decoder_text": ["cat", "hat"],
     },
 }
-TASKS = {
-    models.RoutingTransformerCausalLM: models.RoutingTransformerCausalLMPreprocessor,
-    models.RoutingTransformerSeq2SeqLM: models.RoutingTransformerSeq2SeqLMPreprocessor,
-}
+TASKS = models.RoutingTransformerCausalLM, models.RoutingTransformerSeq2SeqLM
 
 
 @pytest.fixture
@@ -99,14 +96,15 @@ def inputs_of(cls):
     }
 
 
-def task_of(cls):
-    return cls(
-        cls.backbone_cls(BACKBONES[cls.backbone_cls]), preprocessor_of(TASKS[cls])
-    )
-
-
-def preprocessor_of(cls):
-    return cls(ByteTokenizer(), **PREPROCESSORS[cls])
+def parts_of(cls):
+    """Returns the arguments of a task."""
+    preprocessor_cls = cls.preprocessor_cls
+    return {
+        "backbone": cls.backbone_cls(BACKBONES[cls.backbone_cls]),
+        "preprocessor": preprocessor_cls(
+            ByteTokenizer(), **PREPROCESSORS[preprocessor_cls]
+        ),
+    }
 
 
 @pytest.mark.parametrize(
@@ -149,11 +147,8 @@ def test_backbones(cls, checks):
 def test_tasks(cls, checks):
     checks.run_task_test(
         cls,
-        {
-            "backbone": cls.backbone_cls(BACKBONES[cls.backbone_cls]),
-            "preprocessor": preprocessor_of(TASKS[cls]),
-        },
-        train_data=(TEXTS[TASKS[cls]],),
+        parts_of(cls),
+        train_data=(TEXTS[cls.preprocessor_cls],),
         expected_output_shape=(2, LENGTH, 258),
     )
 
@@ -173,7 +168,7 @@ def test_preprocessors(cls, checks):
 
 @pytest.mark.parametrize("cls", TASKS)
 def test_generation_stops_early_if_the_model_says_so(cls):
-    lm = task_of(cls)
+    lm = cls(**parts_of(cls))
     call_with_cache = lm.call_with_cache
 
     def ends(*args, **kwargs):
@@ -182,7 +177,7 @@ def test_generation_stops_early_if_the_model_says_so(cls):
 
     lm.compile(sampler="greedy", run_eagerly=True)
     with unittest.mock.patch.object(lm, "call_with_cache", wraps=ends):
-        prompts = TEXTS[TASKS[cls]]
+        prompts = TEXTS[cls.preprocessor_cls]
         texts = prompts["decoder_text"] if isinstance(prompts, dict) else prompts
         assert lm.generate(prompts) == texts
 
@@ -253,14 +248,9 @@ def test_what_lora_learns_is_saved(remat, tmp_path):
     copy.logits_dense.trainable = False
     assert_same(copy.trainable_weights, adapters)
 
-    lm.save(tmp_path / "model.keras")
-    lm.save_to_preset(tmp_path / "preset")
     attention = lm.backbone.blocks[0].attention
     kernels = [attention.adapted("query"), attention.adapted("value")]
-    for loaded in (
-        keras.saving.load_model(tmp_path / "model.keras"),
-        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset")),
-    ):
+    for loaded in small_models.saved(lm, tmp_path):
         assert len(loaded.variables) == len(fixed)
         attention = loaded.backbone.blocks[0].attention
         assert_same([attention.query_kernel, attention.value_kernel], kernels)
@@ -288,12 +278,7 @@ def test_what_is_compiled_follows_adapters():
 def test_quantized_models_load(tmp_path):
     lm = language_model(embedding_dim=6)
     lm.quantize("int8")
-    lm.save(tmp_path / "model.keras")
-    lm.save_to_preset(tmp_path / "preset")
-    for loaded in (
-        keras.saving.load_model(tmp_path / "model.keras"),
-        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset")),
-    ):
+    for loaded in small_models.saved(lm, tmp_path):
         assert_same(loaded.weights, lm.weights)
         for layer in (loaded.output_projection, loaded.logits_dense):
             assert layer.quantization_mode == "int8"
@@ -335,21 +320,3 @@ def test_positions_are_scored_as_in_keras_hub():
     )
     assert list(seen) == [-1, 0, 1]
     assert np.ptp(small_models.array(logits), axis=1).max() == 0
-
-
-def test_what_cannot_be_scored():
-    lm = language_model()
-    ids = np.ones((1, 4), "int32")
-    for arguments, rule in (
-        ({}, "`texts` must be a string, ids, or a list"),
-        ({"texts": ids, "token_ids": ids}, "Either.*both"),
-        ({"token_ids": ids, "targets": [(0, 1)]}, "`targets` and `reduction`"),
-        ({"texts": ids, "targets": [(0, 1)], "padding_mask": ids}, "`targets` and"),
-        ({"texts": "ab", "padding_mask": ids}, "`token_ids` must be ids.*str"),
-        ({"padding_mask": ids}, "`token_ids` must be ids.*None"),
-        ({"token_ids": ids, "scoring_mode": "loss"}, "`target_ids` must be given"),
-        ({"token_ids": ids, "scoring_mode": "bits"}, "`scoring_mode` must be one of"),
-        ({"token_ids": ids, "routing_scope": "all"}, "`routing_scope` must be one"),
-    ):
-        with pytest.raises(ValueError, match=rule):
-            lm.score(**arguments)

@@ -1,13 +1,12 @@
 """Models whose weights are split over several devices."""
 
 import os
-import subprocess
-import sys
 
 import keras
 import pytest
 
 from routing_tf import models
+from tests import command_line
 from tests.models import small_models
 
 # Four devices need a process of their own, whatever the backend of the tests is.
@@ -67,11 +66,7 @@ for one, other in zip(actual[2], expected[2], strict=True):
 def test_a_split_model_computes_the_same():
     options = "--xla_force_host_platform_device_count=4"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {options}"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    done = subprocess.run(
-        [sys.executable, "-c", SPLIT], capture_output=True, text=True, env=environment
-    )
+    done = command_line.python("-c", SPLIT, XLA_FLAGS=flags, JAX_PLATFORMS="cpu")
     assert done.returncode == 0, done.stderr[-3000:]
 
 

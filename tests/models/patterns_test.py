@@ -219,6 +219,10 @@ def test_of_images(blocks):
     assert np.abs(found - other).max() > 0
 
 
+def in_an_encoder(name, **changes):
+    return {"routing": None, **ENCODER, "encoder_routing": name, **changes}
+
+
 @pytest.mark.parametrize(
     "message, changes",
     [
@@ -236,6 +240,19 @@ def test_of_images(blocks):
             "`num_routed_heads` must be at least 2",
             {"routing": "bigbird", "num_routed_heads": 1, "key_dim": 4},
         ),
+        (
+            "for models with an encoder",
+            in_an_encoder("linformer", num_encoder_layers=0),
+        ),
+        ("must name.*Received: .*'native_sparse'", in_an_encoder("native_sparse")),
+        ("need neither a causal mask", in_an_encoder("token_choice")),
+        ("nor an image", in_an_encoder("axial")),
+        (
+            "must come without `compatibility`",
+            in_an_encoder("full", compatibility="exact"),
+        ),
+        ("there are none", in_an_encoder("full", num_local_only_layers=1)),
+        ("_dropout` must be 0 with", in_an_encoder("nystrom", attention_dropout=0.5)),
     ],
 )
 def test_refused(message, changes):
@@ -250,24 +267,6 @@ def test_refused_by_heads_of_a_pattern_that_says_nothing(monkeypatch):
     message = "`routed_key_shift` must be 0 with.*'own'.*=1.*heads say: `key_shift`"
     with pytest.raises(ValueError, match=message):
         stack.decoder_block(h, 0, None)
-
-
-@pytest.mark.parametrize(
-    "message, name, changes",
-    [
-        ("for models with an encoder", "linformer", {"num_encoder_layers": 0}),
-        ("must name.*Received: .*'native_sparse'", "native_sparse", {}),
-        ("need neither a causal mask", "token_choice", {}),
-        ("nor an image", "axial", {}),
-        ("must come without `compatibility`", "full", {"compatibility": "exact"}),
-        ("there are none", "full", {"num_local_only_layers": 1}),
-        ("_dropout` must be 0 with", "nystrom", {"attention_dropout": 0.5}),
-    ],
-)
-def test_refused_in_an_encoder(message, name, changes):
-    changes = {**ENCODER, "encoder_routing": name, **changes}
-    with pytest.raises(ValueError, match=message):
-        small_models.hyperparameters(**changes)
 
 
 def test_other_settings_of_heads():

@@ -5,74 +5,24 @@ from routing_tf import layers
 from routing_tf import models
 from routing_tf.models import release
 from routing_tf.models.release import conversion
+from tests import golden_cases
 from tests.models import small_models
 
 HPARAMS = {
+    **golden_cases.load("models/pg19_local_cluster8k.npz").config["hparams"],
+    "num_decoder_layers": 2,
+    "sparsity_skip_first": 1,
     "max_length": 32,
     "max_target_length": 16,
-    "num_decoder_layers": 2,
-    "hidden_size": 16,
-    "embedding_dims": 12,
-    "filter_size": 20,
-    "local_num_heads": 2,
-    "query_shape": [8],
-    "memory_query_shape": [8],
-    "memory_flange": [16],
-    "sparsity_cluster_num_heads": 2,
-    "sparsity_cluster_size": 3,
-    "sparsity_cluster_attention_window": 6,
-    "sparsity_skip_first": 1,
-    "max_relative_position": 5,
 }
-ATTENTION = {
-    "depth": 16,
-    "output_depth": 16,
-    "total_key_depth": 16,
-    "total_value_depth": 16,
-    "local_num_heads": 2,
-    "local_relative": True,
-    "query_shape": (8,),
-    "memory_query_shape": (8,),
-    "memory_flange": (8,),
-    "sparsity_cluster_num_heads": 2,
-    "sparsity_cluster_size": 3,
-    "sparsity_cluster_attention_window": 6,
-    "sparsity_cluster_relative": True,
-    "share_qk": True,
-    "decay": 0.9,
-    "beta": 0.1,
-    "ema": True,
-    "max_relative_position": 5,
-    "cache_padding_bias": False,
-}
-
-ALL_KINDS = {
-    **ATTENTION,
-    "total_key_depth": 24,
-    "total_value_depth": 24,
-    "sparsity_cluster_strided_num_heads": 1,
-    "sparsity_strided_num_heads": 1,
-}
+IMAGE = golden_cases.load("models/image_cifar10_local_cluster.npz").config["hparams"]
+MIXED = "attention/c_mixed_local_routing_shareqk_masked_rel_eval.npz"
+ATTENTION = golden_cases.load(MIXED).config
+ALL_KINDS = golden_cases.load("attention/d_all_four_kinds_masked.npz").config
 
 
 def language_model(**changes):
     return release.language_model({**HPARAMS, **changes}, small_models.VOCABULARY_SIZE)
-
-
-IMAGE = {
-    "frame_height": 4,
-    "frame_width": 6,
-    "num_decoder_layers": 2,
-    "hidden_size": 16,
-    "filter_size": 20,
-    "local_num_heads": 2,
-    "query_shape": [12],
-    "memory_flange": [24],
-    "sparsity_cluster_num_heads": 1,
-    "sparsity_cluster_strided_num_heads": 1,
-    "sparsity_cluster_size": 3,
-    "sparsity_cluster_attention_window": 6,
-}
 
 
 def seq2seq_model(**changes):
@@ -163,15 +113,15 @@ def test_the_bridge_takes_only_what_it_knows():
 def test_settings_of_encoders():
     without = language_model().backbone.hyperparameters
     h = seq2seq_model(
-        num_encoder_layers=3, memory_query_shape=[16], input_dropout=0.25
+        num_encoder_layers=3, memory_query_shape=[8], input_dropout=0.25
     ).backbone.hyperparameters
     assert h == without.replace(
         num_encoder_layers=3,
         encoder_inputs="embeddings",
         max_input_length=32,
         max_sequence_length=16,
-        memory_block_length=16,
-        memory_flange_blocks=1,
+        memory_block_length=8,
+        memory_flange_blocks=2,
         input_dropout=0.25,
     )
 
@@ -211,8 +161,8 @@ NO_HEADS = {"local_num_heads": 0, "sparsity_cluster_num_heads": 0}
             {"num_encoder_layers": 6, "memory_query_shape": [12]},
             "must be a multiple of `memory_query_shape` with an enc",
         ),
-        ({"sparsity_strided_num_heads": 2}, "hidden_size=16, 6 heads"),
-        ({"sparsity_cluster_strided_num_heads": 2}, "hidden_size=16, 6 heads"),
+        ({"sparsity_strided_num_heads": 2}, "hidden_size=24, 10 heads"),
+        ({"sparsity_cluster_strided_num_heads": 2}, "hidden_size=24, 10 heads"),
         ({"layer_preprocess_sequence": "n"}, "_preprocess_sequence`.*'n', 'dan'"),
         ({"layer_postprocess_sequence": "da"}, r"Received: \('none', 'da'\)"),
         ({"layer_postprocess_sequence": None}, r"Received: \('none', 'none'\)"),
@@ -242,18 +192,18 @@ def test_unsupported_settings(change, message):
             {"memory_length": 32, "memory_query_shape": (6,)},
             r"`memory_flange` must be a multiple of the block.*blocks of \(6,\)",
         ),
-        ({"sparsity_strided_num_heads": 2}, "multiple of the number of heads.*6 heads"),
-        ({"sparsity_cluster_strided_num_heads": 2}, "multiple of the number.*6 heads"),
-        ({"sparsity_cluster_strided_num_heads": 4}, "the release. Received: 4 and 2"),
+        ({"sparsity_strided_num_heads": 2}, "multiple of the number of heads.*8 heads"),
+        ({"sparsity_cluster_strided_num_heads": 2}, "multiple of the number.*8 heads"),
+        ({"sparsity_cluster_strided_num_heads": 3}, "the release. Received: 3 and 2"),
         (
-            {"total_key_depth": 18, "total_value_depth": 18},
+            {"total_key_depth": 20, "total_value_depth": 20},
             "`total_key_depth` must be a multiple",
         ),
         (
-            {"total_value_depth": 17, "sparsity_cluster_num_heads": 0},
+            {**NO_HEADS, "local_num_heads": 6, "total_value_depth": 17},
             "`total_value_depth` must be a multiple",
         ),
-        ({"total_value_depth": 32}, "_key_depth` and `total_value_depth` must be"),
+        ({"total_value_depth": 36}, "_key_depth` and `total_value_depth` must be"),
         ({"sparsity_cluster_size": 0}, "Missing: sparsity_cluster_size"),
         ({"sparsity_cluster_attention_window": None}, "Missing: .*attention_window"),
         (NO_HEADS, "multiple of the num"),
@@ -269,27 +219,32 @@ def test_a_call_with_missing_arguments_is_refused():
         release.attention_layer({"query_shape": (4,), "local_num_heads": 2})
 
 
-def test_names_with_normalization_before_each_part():
-    lm = language_model(layer_preprocess_sequence="n", layer_postprocess_sequence="da")
-    scopes = [
-        *(
-            f"decoder_layer_{i}/self_attention/layer_prepostprocess{part}"
-            for i in range(2)
-            for part in ("", "_1")
-        ),
-        "layer_prepostprocess",
-    ]
-    assert [name for name in names(lm) if "layer_norm" in name] == [
-        f"{scope}/layer_norm/layer_norm_{kind}"
-        for scope in scopes
-        for kind in ("scale", "bias")
-    ]
-    norms = [lm.backbone.final_norm.gamma, lm.backbone.final_norm.beta]
-    variables = list(release.variables_by_name(lm).values())
-    final = variables[
-        names(lm).index("layer_prepostprocess/layer_norm/layer_norm_scale") :
-    ]
-    assert [id(variable) for variable in final[:2]] == [id(norm) for norm in norms]
+DECODER = ["attention", "feed_forward"]
+PAIRS = {"encoder": DECODER, "decoder": ["attention", "cross_attention", DECODER[1]]}
+
+
+@pytest.mark.parametrize(
+    "build, sides", [(language_model, {"decoder": DECODER}), (seq2seq_model, PAIRS)]
+)
+def test_names_with_normalization_before_each_part(build, sides):
+    lm = build(layer_preprocess_sequence="n", layer_postprocess_sequence="da")
+    backbone = lm.backbone
+    norms, norm = {}, "layer_prepostprocess"
+    for side, parts in sides.items():
+        blocks = backbone.encoder_blocks if side == "encoder" else backbone.blocks
+        for index, block in enumerate(blocks):
+            for part, suffix in zip(parts, ("", "_1", "_2")):
+                scope = f"{side}_layer_{index}/self_attention/{norm}{suffix}"
+                (norms[scope],) = getattr(block, f"{part}_input").norms
+    finals = [getattr(backbone, "encoder_final_norm", None), backbone.final_norm]
+    norms |= zip((norm, f"{norm}_1"), finals[-len(sides) :])
+    variables = dict(zip(names(lm), release.variables_by_name(lm).values()))
+    found = {name: id(v) for name, v in variables.items() if "layer_norm" in name}
+    expected = {}
+    for scope, layer in norms.items():
+        start = f"{scope}/layer_norm/layer_norm_"
+        expected |= {f"{start}scale": id(layer.gamma), f"{start}bias": id(layer.beta)}
+    assert list(found.items()) == list(expected.items())
 
 
 @small_models.FURTHER

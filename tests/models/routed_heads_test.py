@@ -148,13 +148,7 @@ def test_models_keep_them(tmp_path):
     np.testing.assert_array_equal(
         golden_cases.to_numpy(lm(changed))[:, :15], expected[:, :15]
     )
-    lm.save_to_preset(tmp_path / "preset")
-    lm.save(tmp_path / "lm.keras")
-    copies = [
-        models.RoutingTransformerCausalLM.from_preset(str(tmp_path / "preset")),
-        keras.models.load_model(tmp_path / "lm.keras"),
-    ]
-    for copy in copies:
+    for copy in small_models.saved(lm, tmp_path):
         assert copy.hyperparameters == lm.hyperparameters
         np.testing.assert_array_equal(golden_cases.to_numpy(copy(x)), expected)
 

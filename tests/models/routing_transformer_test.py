@@ -10,6 +10,8 @@ from routing_tf import models
 from routing_tf.layers.support.keras_internals import layers_inside
 from tests import golden_cases
 from tests.models import small_models
+from tests.models import small_seq2seq
+from tests.models.small_models import copy_weights
 
 
 def backbone(seed=0, num_layers=1, **changes):
@@ -26,31 +28,39 @@ def output(model, x, training=False):
     return hidden
 
 
-def copy_weights(source, target):
-    """Copies the variables that have the same path."""
-    values = small_models.arrays(source.variables)
-    for variable in target.variables:
-        if variable.path in values:
-            variable.assign(values[variable.path])
+PAIRS = models.RoutingTransformerEncoderDecoder
+MINE = {"dtype": "mixed_bfloat16", "name": "mine"}
 
 
-@pytest.mark.parametrize("changes", [{}, {"dtype": "mixed_bfloat16", "name": "mine"}])
-def test_round_trip_of_the_config(changes):
-    settings = small_models.hyperparameters(embedding_dim=6, compatibility="trained")
-    model = models.RoutingTransformer(settings.to_dict(), **changes)
+@pytest.mark.parametrize(
+    "cls, settings, changes",
+    [
+        (models.RoutingTransformer, {"compatibility": "trained"}, {}),
+        (models.RoutingTransformer, {"compatibility": "trained"}, MINE),
+        (PAIRS, small_seq2seq.SETTINGS, {}),
+        (PAIRS, {**small_seq2seq.SETTINGS, "encoder_inputs": "embeddings"}, MINE),
+    ],
+)
+def test_round_trip_of_the_config(cls, settings, changes):
+    settings = small_models.hyperparameters(embedding_dim=6, **settings)
+    model = cls(settings.to_dict(), **changes)
     assert model.hyperparameters == settings
-    config = json.loads(json.dumps(model.get_config()))
-    copy = models.RoutingTransformer.from_config(config)
+    copy = cls.from_config(json.loads(json.dumps(model.get_config())))
     assert copy.hyperparameters == settings
     assert copy.name == model.name
     assert copy.dtype_policy.name == model.dtype_policy.name
     assert copy.get_config() == model.get_config()
+    paths = [variable.path for variable in model.variables]
+    assert [variable.path for variable in copy.variables] == paths
+    assert len(set(paths)) == len(paths)
 
 
 def test_settings_of_heads_reach_the_layers():
     options = {"num_key_value_heads": 2, "use_gate": True, "share_query_key": False}
-    options["ema"] = False
-    for block in shapes(**options, logit_soft_cap=30.0, qk_norm=True).blocks:
+    options |= {"ema": False, "rotary_positions": True, "routing": "token_choice"}
+    model = shapes(**options, logit_soft_cap=30.0, qk_norm=True)
+    assert not any("relative" in weight.path for weight in model.weights)
+    for block in model.blocks:
         assert block.attention.gate_kernel is not None
         key_kernel = block.attention.key_kernel
         assert key_kernel.shape[-1] == 2 * block.attention.key_dim
@@ -58,6 +68,7 @@ def test_settings_of_heads_reach_the_layers():
         for group in block.attention.head_groups:
             assert group.num_heads == 2
             assert (group.logit_soft_cap, group.qk_norm) == (30.0, True)
+            assert group.rotary_positions
 
 
 @small_models.FURTHER

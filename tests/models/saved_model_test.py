@@ -512,13 +512,8 @@ def test_other_backends_say_how(tmp_path, capsys):
     command = f"python -m routing_tf.export {' '.join(paths)}"
     assert f"Run `KERAS_BACKEND=tensorflow {command}`" in capsys.readouterr().err
     assert not served.exists()
-    subprocess.run(
-        [sys.executable, *command.split()[1:]],
-        cwd=tmp_path,
-        env={**os.environ, "KERAS_BACKEND": "tensorflow"},
-        check=True,
-        capture_output=True,
-    )
+    done = command_line.python(*command.split()[1:], KERAS_BACKEND="tensorflow")
+    assert done.returncode == 0, done.stderr
     loaded = tf.saved_model.load(str(served))  # holds its variables
     score = loaded.score(TEXTS)
     expected = [result.log_likelihood for result in lm.score(TEXTS)]

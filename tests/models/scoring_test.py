@@ -458,6 +458,10 @@ def test_scores_together(lm):
         scoring.join([])
 
 
+IDS = np.ones((1, 4), "int32")
+BY_IDS = {"texts": None, "token_ids": IDS}
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
@@ -479,6 +483,15 @@ def test_scores_together(lm):
             {"texts": {"token_ids": [[9, 9]], "padding_mask": [[True]]}},
             "`padding_mask` must have the shape",
         ),
+        # As keras_hub's models are scored.
+        ({"token_ids": IDS}, "Either.*both"),
+        ({**BY_IDS, "targets": [(0, 1)]}, "`targets` and `reduction`"),
+        ({"targets": [(0, 1)], "padding_mask": IDS}, "`targets` and"),
+        ({"padding_mask": IDS}, "`token_ids` must be ids.*str"),
+        ({"texts": None, "padding_mask": IDS}, "`token_ids` must be ids.*None"),
+        ({**BY_IDS, "scoring_mode": "loss"}, "`target_ids` must be given"),
+        ({**BY_IDS, "scoring_mode": "bits"}, "`scoring_mode` must be one of"),
+        ({**BY_IDS, "routing_scope": "all"}, "`routing_scope` must be one"),
     ],
 )
 def test_refused(lm, arguments, message):

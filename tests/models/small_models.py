@@ -90,6 +90,24 @@ def arrays(variables):
     return values
 
 
+def copy_weights(source, target):
+    """Copies the variables that have the same path."""
+    values = arrays(source.variables)
+    for variable in target.variables:
+        if variable.path in values:
+            variable.assign(values[variable.path])
+
+
+def saved(model, folder):
+    """Returns copies of a model by way of a file and of a preset directory."""
+    model.save(folder / "model.keras")
+    model.save_to_preset(str(folder / "preset"))
+    return [
+        keras.saving.load_model(folder / "model.keras"),
+        type(model).from_preset(str(folder / "preset")),
+    ]
+
+
 def kmeans_layers(lm):
     return [
         layer for layer in layers_inside(lm) if isinstance(layer, layers.OnlineKMeans)

@@ -40,6 +40,13 @@ every_way = pytest.mark.parametrize(
         for way in EVERY
     ],
 )
+stepwise = pytest.mark.parametrize(
+    "pattern, arrangement",
+    [
+        pytest.param(*way, marks=() if way in STEPPED else small_models.FURTHER)
+        for way in FEW
+    ],
+)
 PRESETS = {
     # Millions of weights in Table 1 and section 7 of the paper.
     "sparse_transformer_cifar10": 59,
@@ -83,14 +90,10 @@ def attention(x, weights, visible):
 
     query, key, value = heads("query"), heads("key"), heads("value")
     logits = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
-    attended = np.zeros(value.shape)
+    shares = np.exp(logits) * visible
     # A query without a key gets zero.
-    for head, row in zip(*np.nonzero(visible.any(axis=-1))):
-        keys = np.flatnonzero(visible[head, row])
-        shares = np.exp(logits[:, head, row, keys])
-        shares /= shares.sum(axis=-1, keepdims=True)
-        mean = np.einsum("bk,bkd->bd", shares, value[:, head, keys])
-        attended[:, head, row] = mean
+    sums = shares.sum(axis=-1, keepdims=True)
+    attended = shares / np.where(sums == 0, 1, sums) @ value
     joined = attended.swapaxes(1, 2).reshape(*x.shape[:2], -1)
     return (
         joined @ weights["attention/output_kernel"] + weights["attention/output_bias"]
@@ -144,13 +147,7 @@ def test_logits_are_those_of_the_paper(pattern, arrangement):
     golden_cases.assert_close(logits, expected, 2e-5)
 
 
-@pytest.mark.parametrize(
-    "pattern, arrangement",
-    [
-        pytest.param(*way, marks=() if way in STEPPED else small_models.FURTHER)
-        for way in FEW
-    ],
-)
+@stepwise
 def test_tokens_one_by_one(pattern, arrangement):
     lm = language_model(pattern, arrangement, num_layers=2)
     x = small_models.inputs((13, 13), buffer=13)
@@ -241,13 +238,7 @@ def test_embeddings_of_images():
         )
 
 
-@pytest.mark.parametrize(
-    "pattern, arrangement",
-    [
-        pytest.param(*way, marks=() if way in STEPPED else small_models.FURTHER)
-        for way in FEW
-    ],
-)
+@stepwise
 def test_images_sub_pixel_by_sub_pixel(pattern, arrangement):
     model = small_image_model(
         factorized_pattern=pattern, factorized_arrangement=arrangement

@@ -29,6 +29,11 @@ def parts(number=10, stop=None, seen=None):
     return make
 
 
+def write_and_stop(folder, step, identity=()):
+    with pytest.raises(Stopped):
+        array_store.write(folder, DTYPES, dict(identity), parts(stop=step))
+
+
 @pytest.fixture(autouse=True)
 def checkpoints_at_each_step(monkeypatch):
     monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
@@ -56,8 +61,7 @@ def test_write_and_read(tmp_path):
 @pytest.mark.parametrize("stop", [0, 1, 9])
 def test_goes_on_where_it_was_stopped(tmp_path, stop):
     folder, seen = tmp_path / "store", []
-    with pytest.raises(Stopped):
-        array_store.write(folder, DTYPES, {}, parts(stop=stop))
+    write_and_stop(folder, stop)
     assert not array_store.is_complete(folder)
     array_store.write(folder, DTYPES, {}, parts(seen=seen))
     assert seen == list(range(stop, 10))
@@ -66,11 +70,9 @@ def test_goes_on_where_it_was_stopped(tmp_path, stop):
 
 def test_what_came_behind_the_last_checkpoint_is_made_again(tmp_path, monkeypatch):
     folder = tmp_path / "store"
-    with pytest.raises(Stopped):
-        array_store.write(folder, DTYPES, {}, parts(stop=4))
+    write_and_stop(folder, 4)
     monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", 1e9)
-    with pytest.raises(Stopped):
-        array_store.write(folder, DTYPES, {}, parts(stop=8))
+    write_and_stop(folder, 8)
     seen = []
     array_store.write(folder, DTYPES, {}, parts(seen=seen))
     assert seen[0] == 4
@@ -83,8 +85,7 @@ DAMAGED_PROGRESS = ("{", "[]", "5", '{"identity": {}, "lengths": 5}')
 @pytest.mark.parametrize("damage", ["identity", "file", *DAMAGED_PROGRESS])
 def test_begins_anew_if_it_cannot_go_on(tmp_path, damage):
     folder, seen = tmp_path / "store", []
-    with pytest.raises(Stopped):
-        array_store.write(folder, DTYPES, {"files": ["a"]}, parts(stop=5))
+    write_and_stop(folder, 5, {"files": ["a"]})
     partial = tmp_path / "store.incomplete"
     if damage == "file":
         os.truncate(partial / "ids.npy", 130)
@@ -169,17 +170,21 @@ def store(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage",
+    "array, message",
     [
-        lambda store: np.save(store / "ids.npy", np.zeros(5, "uint16")),
-        lambda store: (store / "ids.npy").unlink(),
+        (None, "must be complete.*routing_tf.datagen"),
+        (np.zeros(5, "uint16"), "must be complete.*routing_tf.datagen"),
+        (np.zeros(30), "ids.npy has entries of float64 instead of"),
+        (np.zeros((30, 2), "uint16"), "ids.npy has entries of"),
     ],
-    ids=["shorter", "missing"],
+    ids=["missing", "shorter", "of another type", "of another shape"],
 )
-def test_damage_is_noticed(store, damage):
-    damage(store)
-    with pytest.raises(ValueError, match="must be complete.*routing_tf.datagen"):
-        array_store.read(store)
+def test_other_arrays_are_noticed(store, array, message):
+    (store / "ids.npy").unlink()
+    if array is not None:
+        np.save(store / "ids.npy", array)
+    with pytest.raises(ValueError, match=message):
+        array_store.read(store, DTYPES)
 
 
 INFO = ("{}", "null", "[]", "5", '{"lengths": 5, "identity": {}}')
@@ -207,16 +212,3 @@ def test_any_damaged_header_is_noticed_or_harmless(store):
             assert "must be complete" in str(error)
             refused += 1
     assert refused > 50
-
-
-@pytest.mark.parametrize(
-    "array, received",
-    [
-        (np.zeros(30), "of float64 instead of"),
-        (np.zeros((30, 2), "uint16"), "of"),
-    ],
-)
-def test_arrays_of_another_type(store, array, received):
-    np.save(store / "ids.npy", array)
-    with pytest.raises(ValueError, match=f"ids.npy has entries {received}"):
-        array_store.read(store, DTYPES)

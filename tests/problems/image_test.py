@@ -96,11 +96,6 @@ def test_missing_scikit_learn(monkeypatch):
         problems.get("digits").prepare()
 
 
-def test_refuses_another_length():
-    with pytest.raises(ValueError, match="Received: sequence_length=2048"):
-        problems.get("digits", sequence_length="2048")
-
-
 @pytest.mark.parametrize(
     "message, settings",
     [

@@ -1,12 +1,10 @@
 """Tests of problems of prepared images and of one's own images."""
 
 import gzip
-import io
 import os
 import re
 import shutil
 import struct
-import tarfile
 
 import numpy as np
 import pytest
@@ -24,15 +22,9 @@ from routing_tf.problems.datasets import image_folder
 from routing_tf.problems.datasets import tfds_images as images
 from tests.problems.prepared import get
 from tests.problems.prepared import trust
+from tests.problems.prepared import write_tar
 
 SOURCES = {"train": "train[:-4]", "validation": "train[-4:]", "test": "test"}
-
-
-@pytest.fixture
-def raw(tmp_path):
-    folder = tmp_path / "raw"
-    folder.mkdir()
-    return folder
 
 
 def numbered(number, shape):
@@ -62,34 +54,26 @@ def small_mnist(raw, monkeypatch):
     monkeypatch.setattr(images.Mnist, "sources", SOURCES)
 
 
-def add_file(archive, name, content):
-    info = tarfile.TarInfo(name)
-    info.size = len(content)
-    archive.addfile(info, io.BytesIO(content))
-
-
 def write_cifar10(raw):
+    classes = "".join(f"class{n}\n" for n in range(10))
+    files = {"batches.meta.txt": classes.encode()}
     names = ["test_batch.bin"] + [f"data_batch_{n}.bin" for n in range(1, 6)]
-    with tarfile.open(raw / "cifar-10-binary.tar.gz", "w:gz") as archive:
-        classes = "".join(f"class{n}\n" for n in range(10))
-        add_file(archive, "cifar-10-batches-bin/batches.meta.txt", classes.encode())
-        for first, name in enumerate(names):
-            rows = b""
-            for number in range(first * 4, first * 4 + 4):
-                planes = numbered(number, (32, 32, 3)).transpose(2, 0, 1)
-                rows += bytes([number % 10]) + planes.tobytes()
-            add_file(archive, f"cifar-10-batches-bin/{name}", rows)
+    for first, name in enumerate(names):
+        files[name] = b""
+        for number in range(first * 4, first * 4 + 4):
+            planes = numbered(number, (32, 32, 3)).transpose(2, 0, 1)
+            files[name] += bytes([number % 10]) + planes.tobytes()
+    files = {f"cifar-10-batches-bin/{name}": files[name] for name in files}
+    write_tar(raw / "cifar-10-binary.tar.gz", files)
 
 
 def write_imagenet64(raw):
     for split, number in (("train", 7), ("valid", 3)):
-        with tarfile.open(raw / f"{split}_64x64.tar", "w") as archive:
-            folder = tarfile.TarInfo(f"{split}_64x64")
-            folder.type = tarfile.DIRTYPE
-            archive.addfile(folder)
-            for n in range(number):
-                png = tf.io.encode_png(numbered(n, (64, 64, 3))).numpy()
-                add_file(archive, f"{split}_64x64/{n:07}.png", png)
+        files = {f"{split}_64x64": None}
+        for n in range(number):
+            png = tf.io.encode_png(numbered(n, (64, 64, 3))).numpy()
+            files[f"{split}_64x64/{n:07}.png"] = png
+        write_tar(raw / f"{split}_64x64.tar", files, mode="w")
 
 
 def check_images(problem, split, numbers):
@@ -368,21 +352,9 @@ class TestImageFolder:
             with pytest.raises(ValueError, match="must hold some, .png, .jpg"):
                 use()
 
-    @pytest.mark.parametrize(
-        "options, message",
-        [
-            ({}, "`folder` or `data_dir` must name"),
-            ({"channels": 2}, "channels=2"),
-            ({"height": 0}, "`height` must be a positive"),
-            ({"resize": "yes"}, "resize='yes'"),
-            ({"sequence_length": 71}, "72. Received: sequence_length=71"),
-        ],
-    )
-    def test_refuses(self, options, message, folder):
-        if options:
-            options["folder"] = str(folder)
-        with pytest.raises(ValueError, match=message):
-            problems.get("image_folder", **options)
+    def test_another_length(self, folder):
+        with pytest.raises(ValueError, match="72. Received: sequence_length=71"):
+            own(folder, sequence_length=71)
 
     def test_hyperparameters_that_fit(self, folder):
         problem = own(folder)

@@ -13,6 +13,15 @@ REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
 LENGTH = 8
 
 
+def in_pieces(windows, length):
+    """Windows longer than a row, in rows; those without ids are none."""
+    return [
+        window[place : place + length]
+        for window in windows
+        for place in range(0, len(window), length)
+    ]
+
+
 def whole_lines(lines, length, end):
     """The buffer of a rule as lists of ids, window by window."""
     windows, buffer = [], []
@@ -23,6 +32,17 @@ def whole_lines(lines, length, end):
             windows.append(buffer + end)
             buffer = line
     return windows, buffer + end
+
+
+def closed_lines(lines, length):
+    """Those that the end id closes, the last one as well."""
+    windows, last = whole_lines(lines, length, end=[1])
+    return in_pieces([*windows, last], length)
+
+
+def complete_lines(lines, length):
+    windows, _ = whole_lines(lines, length, end=[])
+    return in_pieces(windows, length)
 
 
 def overlapping_lines(lines, length):
@@ -36,7 +56,7 @@ def overlapping_lines(lines, length):
                 popped += len(queue.pop(0))
             buffer = buffer[popped:]
         buffer = buffer + line
-    return windows
+    return in_pieces(windows, length)
 
 
 def sliding(lines, length):
@@ -47,15 +67,6 @@ def sliding(lines, length):
             windows.append(buffer[: length - 1])
             buffer = buffer[3:]
     return windows
-
-
-def in_pieces(windows, length):
-    """Windows longer than a row, in rows; those without ids are none."""
-    return [
-        window[place : place + length]
-        for window in windows
-        for place in range(0, len(window), length)
-    ]
 
 
 def pack(rule, lines):
@@ -74,44 +85,29 @@ def random_lines(seed, num_lines=60, longest=LENGTH + 4):
     return [rng.integers(2, 100, size).tolist() for size in sizes]
 
 
+def without_the_last(length):
+    return packing.WholeLines(length, end_windows=False, keep_last=False)
+
+
+# The rows that each rule makes of lines, by its transcription.
+RULES = {
+    packing.EachLine: in_pieces,
+    packing.WholeLines: closed_lines,
+    without_the_last: complete_lines,
+    packing.OverlappingLines: overlapping_lines,
+    packing.SlidingWindows: sliding,
+}
+
+
+@pytest.mark.parametrize("make", RULES)
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("longest", [4, LENGTH, LENGTH + 12])
-class TestRules:
-    def test_each_line(self, seed, longest):
-        lines = random_lines(seed, longest=longest)
-        assert packed(packing.EachLine(LENGTH), lines) == in_pieces(lines, LENGTH)
-
-    def test_whole_lines_closed_by_the_end_id(self, seed, longest):
-        lines = random_lines(seed, longest=longest)
-        windows, last = whole_lines(lines, LENGTH, end=[1])
-        expected = in_pieces([*windows, last], LENGTH)
-        assert packed(packing.WholeLines(LENGTH), lines) == expected
-
-    def test_whole_lines_without_the_last(self, seed, longest):
-        lines = random_lines(seed, longest=longest)
-        windows, _ = whole_lines(lines, LENGTH, end=[])
-        rule = packing.WholeLines(LENGTH, end_windows=False, keep_last=False)
-        assert packed(rule, lines) == in_pieces(windows, LENGTH)
-
-    def test_overlapping_lines(self, seed, longest):
-        lines = random_lines(seed, longest=longest)
-        expected = in_pieces(overlapping_lines(lines, LENGTH), LENGTH)
-        assert packed(packing.OverlappingLines(LENGTH), lines) == expected
-
-    def test_sliding_windows(self, seed, longest):
-        lines = random_lines(seed, longest=longest)
-        assert packed(packing.SlidingWindows(LENGTH), lines) == sliding(lines, LENGTH)
+def test_rules(make, seed, longest):
+    lines = random_lines(seed, longest=longest)
+    assert packed(make(LENGTH), lines) == RULES[make](lines, LENGTH)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        packing.EachLine,
-        packing.WholeLines,
-        packing.OverlappingLines,
-        packing.SlidingWindows,
-    ],
-)
+@pytest.mark.parametrize("make", RULES)
 @pytest.mark.parametrize("stop", [0, 1, 17, 59])
 def test_work_goes_on_from_its_state(make, stop):
     lines = random_lines(7)
@@ -143,13 +139,9 @@ def test_the_rules_on_real_text(length):
     lines = [tokenizer.encode(line).tolist() for line in text.split("\n")]
     lines = [line for line in lines if line]
     assert len(lines) > 200
-    assert packed(packing.OverlappingLines(length), lines) == in_pieces(
-        overlapping_lines(lines, length), length
-    )
-    rule = packing.WholeLines(length, end_windows=False, keep_last=False)
-    windows, _ = whole_lines(lines, length, end=[])
-    assert packed(rule, lines) == in_pieces(windows, length)
-    with_ends = [[*line, 1] for line in lines]
-    found = packed(packing.SlidingWindows(length), with_ends)
-    assert found == sliding(with_ends, length)
-    assert found
+    for make in (without_the_last, packing.OverlappingLines, packing.SlidingWindows):
+        if make is packing.SlidingWindows:
+            lines = [[*line, 1] for line in lines]
+        found = packed(make(length), lines)
+        assert found == RULES[make](lines, length)
+        assert found

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from routing_tf import problems
-from routing_tf.tokenizers import ByteTokenizer
+from tests.problems.prepared import texts_of as pairs
 
 
 def write(path, lines):
@@ -22,15 +22,6 @@ def files(tmp_path):
         "source_files": write(tmp_path / "a.en", range(1, 101)),
         "target_files": write(tmp_path / "a.de", range(-1, -101, -1)),
     }
-
-
-def pairs(problem, split):
-    """The texts of a split, which end with the end id."""
-    detokenize = ByteTokenizer().detokenize
-    return [
-        tuple(detokenize(ids) for ids in problem.pair(split, n))
-        for n in range(problem.num_windows(split))
-    ]
 
 
 def expected(numbers):
@@ -129,10 +120,8 @@ def test_pairs_with_an_empty_side_are_left_out(tmp_path, caplog):
 class TestFilesThatDoNotFit:
     def test_other_numbers_of_lines(self, files, tmp_path):
         write(tmp_path / "a.de", range(99))
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(ValueError, match="a.en' with 100.*a.de' with 99"):
             get(files).prepare()
-        assert f"{files['source_files']!r} with 100" in str(error.value)
-        assert f"{files['target_files']!r} with 99" in str(error.value)
 
     def test_other_numbers_of_files(self, files, tmp_path):
         files["source_files"] += f",{write(tmp_path / 'b.en', range(3))}"
@@ -152,25 +141,6 @@ class TestFilesThatDoNotFit:
         problem.prepare("train")
         with pytest.raises(ValueError, match="'validation' of parallel_files must"):
             problem.prepare("validation")
-
-    @pytest.mark.parametrize(
-        "options, message",
-        [
-            ({}, "`source_files` and `target_files` must both"),
-            ({"source_files": "a"}, "Received: 'a' and None"),
-            (
-                {"source_files": "a", "target_files": "b", "test_source_files": "c"},
-                "`test_source_files` and `test_target_files` must both",
-            ),
-            (
-                {"source_files": "a", "target_files": "b", "vocabulary": "subwords"},
-                "`data_dir` must name a folder for the vocabulary",
-            ),
-        ],
-    )
-    def test_options(self, options, message):
-        with pytest.raises(ValueError, match=message):
-            problems.get("parallel_files", **options)
 
 
 class TestArrays:

@@ -1,6 +1,9 @@
 """Problems whose data is prepared from the raw files of a test."""
 
 import hashlib
+import io
+import tarfile
+import zipfile
 
 import tensorflow_datasets as tfds
 
@@ -19,6 +22,32 @@ def rows_of(problem, split):
     """The ids of each held-out window."""
     batches = problem.dataset(split, 1, training=False).as_numpy_iterator()
     return [targets[weights == 1].tolist() for _, targets, weights in batches]
+
+
+def texts_of(problem, split):
+    """The pairs of a split as texts, without their end ids."""
+    return [
+        tuple(problem.tokenizer.detokenize(ids) for ids in problem.pair(split, n))
+        for n in range(problem.num_windows(split))
+    ]
+
+
+def write_zip(path, files, compression=zipfile.ZIP_STORED):
+    """Writes contents by their names, as a dict has them."""
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+
+
+def write_tar(path, files, mode="w:gz"):
+    """Writes contents by their names; None stands for a folder."""
+    with tarfile.open(path, mode) as archive:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            if content is None:
+                info.type = tarfile.DIRTYPE
+            info.size = len(content or b"")
+            archive.addfile(info, io.BytesIO(content or b""))
 
 
 def trust(monkeypatch, builder, raw):

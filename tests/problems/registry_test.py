@@ -70,11 +70,6 @@ def test_unknown_name_lists_the_problems(clean_registry):
     assert "More about them" not in message
 
 
-def test_unknown_option_lists_the_options():
-    with pytest.raises(ValueError, match=r"'sequence_length'.*\['length'\]"):
-        problems.get("python_source", length=3)
-
-
 def test_a_name_is_taken_once(clean_registry):
     first = problems.register("zeros")(make_class())
     problems.register("zeros")(make_class())  # a newer version of the same class
@@ -84,7 +79,68 @@ def test_a_name_is_taken_once(clean_registry):
     assert problems.TextFiles.name == "text_files"
 
 
-@pytest.mark.parametrize("length", [0, "-1", "ten", 2.5, True])
-def test_sequence_length_is_checked(length):
-    with pytest.raises(ValueError, match="`sequence_length` must be a positive"):
-        problems.get("python_source", sequence_length=length)
+@pytest.mark.parametrize(
+    "name, length",
+    [
+        ("enwik8_length8k", 8192),
+        ("enwik8_length12k", 12288),
+        ("wikitext103_length4k", 4096),
+        ("wikitext103_length2k", 2048),
+        ("wikitext103_length1k", 1024),
+    ],
+)
+def test_lengths_in_names(name, length):
+    assert problems.get(name).sequence_length == length
+
+
+SHORTEST = "min_training_length"
+PARALLEL = {"source_files": "a", "target_files": "b"}
+
+
+@pytest.mark.parametrize(
+    "name, options, message",
+    [
+        ("python_source", {"length": 3}, r"'sequence_length'.*\['length'\]"),
+        *(
+            ("python_source", {"sequence_length": length}, "`sequence_length` must be")
+            for length in (0, "-1", "ten", 2.5, True)
+        ),
+        *(
+            ("text_files", {"sequence_length": 16, SHORTEST: length}, f"`{SHORTEST}`")
+            for length in (0, 17, "many")
+        ),
+        ("python_source", {"train_split": "valid"}, "`train_split` must be one of"),
+        ("python_source", {"eval_split": "valid"}, "`eval_split` must be one of"),
+        ("python_source", {"packing": "tight"}, "`packing` must be one of"),
+        ("text_files", {}, "`files` must name the text files"),
+        ("enwik8", {"form": "text"}, "`form` must be"),
+        ("enwik8", {"form": "bytes", "packing": "release"}, "needs the release's file"),
+        ("wikitext103", {"level": "characters"}, "`level` must be"),
+        ("wikitext103", {"form": "cooked"}, "`form` must be"),
+        ("wikitext103", {"level": "bytes", "packing": "release"}, "needs words"),
+        ("parallel_files", {}, "`source_files` and `target_files` must both"),
+        ("parallel_files", {"source_files": "a"}, "Received: 'a' and None"),
+        (
+            "parallel_files",
+            {**PARALLEL, "test_source_files": "c"},
+            "`test_source_files` and `test_target_files` must both",
+        ),
+        (
+            "parallel_files",
+            {**PARALLEL, "vocabulary": "subwords"},
+            "`data_dir` must name a folder for the vocabulary",
+        ),
+        ("parallel_files", {**PARALLEL, "input_length": 0}, "`input_length` must be a"),
+        ("parallel_files", {**PARALLEL, "too_long": "keep"}, "too_long='keep'"),
+        ("parallel_files", {**PARALLEL, SHORTEST: 4}, f"{SHORTEST}=4"),
+        ("translate_ende_wmt14", {"document": "perhaps"}, "document='perhaps'"),
+        ("image_folder", {}, "`folder` or `data_dir` must name"),
+        ("image_folder", {"folder": "a", "channels": 2}, "channels=2"),
+        ("image_folder", {"folder": "a", "height": 0}, "`height` must be a positive"),
+        ("image_folder", {"folder": "a", "resize": "yes"}, "resize='yes'"),
+        ("digits", {"sequence_length": "2048"}, "Received: sequence_length=2048"),
+    ],
+)
+def test_refused_options(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        problems.get(name, **options)

@@ -208,6 +208,13 @@ class TestArrays:
         assert Numbers().dtypes()["inputs"] == "int32"
 
 
+def save_vocabulary(path, text="zero 123456789"):
+    """Writes a vocabulary of subwords and returns its tokens."""
+    tokens = SubwordTokenizer.build_vocabulary([text], 100)
+    SubwordTokenizer(tokens).save_vocabulary(path)
+    return tokens
+
+
 class TestVocabulary:
     def test_it_is_learned(self, tmp_path):
         problem = Numbers(data_dir=str(tmp_path), vocabulary="subwords")
@@ -226,18 +233,14 @@ class TestVocabulary:
         problem.prepare()
         assert (tmp_path / "new" / "vocab.numbers.32768.subwords").exists()
 
-    def test_it_is_among_the_raw_files(self, tmp_path):
-        raw = tmp_path / "raw"
-        raw.mkdir()
-        tokens = SubwordTokenizer.build_vocabulary(["zero 123456789"], 100)
-        SubwordTokenizer(tokens).save_vocabulary(raw / "vocab.numbers.32768.subwords")
-        problem = Numbers(data_dir=str(tmp_path / "data"), vocabulary="subwords")
+    def test_it_is_among_the_raw_files(self, data, raw):
+        tokens = save_vocabulary(raw / "vocab.numbers.32768.subwords")
+        problem = Numbers(data_dir=str(data), vocabulary="subwords")
         list(problem.generate(str(raw)))
         assert problem.tokenizer.get_vocabulary() == tokens
 
     def test_a_file(self, tmp_path):
-        tokens = SubwordTokenizer.build_vocabulary(["zero 123456789"], 100)
-        SubwordTokenizer(tokens).save_vocabulary(tmp_path / "words")
+        tokens = save_vocabulary(tmp_path / "words")
         problem = Numbers(vocabulary=str(tmp_path / "words"))
         assert problem.tokenizer.get_vocabulary() == tokens
         assert problem.tokenizer.detokenize(problem.pair("test", 3)[0]) == "three"
@@ -247,8 +250,7 @@ class TestVocabulary:
     def test_arrays_are_those_of_the_vocabulary(self, tmp_path):
         folders = set()
         for text in ("zero", "one"):
-            tokens = SubwordTokenizer.build_vocabulary([text], 100)
-            SubwordTokenizer(tokens).save_vocabulary(tmp_path / "words")
+            save_vocabulary(tmp_path / "words", text)
             options = {"vocabulary": str(tmp_path / "words")}
             problem = Numbers(data_dir=str(tmp_path), **options)
             folders.add(problem.folder("train"))
@@ -278,19 +280,6 @@ def test_metric():
 def test_pairs_that_are_not_there():
     with pytest.raises(ValueError, match="less than 4, .*index=4"):
         Numbers().pair("test", 4)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"input_length": 0}, "`input_length` must be a positive"),
-        ({"too_long": "keep"}, "too_long='keep'"),
-        ({"min_training_length": 4}, "min_training_length=4"),
-    ],
-)
-def test_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
-        Numbers(**options)
 
 
 class TestHyperparameters:

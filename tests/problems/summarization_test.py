@@ -1,7 +1,6 @@
 """Tests of the problems of summarization."""
 
 import json
-import zipfile
 
 import pytest
 import tensorflow_datasets as tfds
@@ -30,30 +29,21 @@ def abstract(name, number):
 
 
 @pytest.fixture
-def raw(tmp_path, monkeypatch):
-    folder = tmp_path / "raw"
-    folder.mkdir()
+def raw(raw, monkeypatch):
     for name in ("arxiv", "pubmed"):
-        with zipfile.ZipFile(folder / f"{name}-dataset.zip", "w") as archive:
-            for split, size in SIZES.items():
-                lines = [json.dumps(paper(name, n)) + "\n" for n in range(size)]
-                archive.writestr(f"{name}-dataset/{split}.txt", "".join(lines))
-    prepared.trust(monkeypatch, tfds.builder_cls("scientific_papers"), folder)
-    return folder
-
-
-def get(name, tmp_path, raw=None, **options):
-    return prepared.get(name, tmp_path, raw, **{"vocabulary": "bytes", **options})
+        files = {}
+        for split, size in SIZES.items():
+            lines = [json.dumps(paper(name, n)) + "\n" for n in range(size)]
+            files[f"{name}-dataset/{split}.txt"] = "".join(lines)
+        prepared.write_zip(raw / f"{name}-dataset.zip", files)
+    prepared.trust(monkeypatch, tfds.builder_cls("scientific_papers"), raw)
+    return raw
 
 
 @pytest.mark.parametrize("name", ["arxiv", "pubmed"])
 def test_pairs(name, tmp_path, raw):
-    problem = get(name, tmp_path, raw)
+    problem = prepared.get(name, tmp_path, raw, vocabulary="bytes")
     for split, file in FILES.items():
-        found = {
-            tuple(problem.tokenizer.detokenize(ids) for ids in problem.pair(split, n))
-            for n in range(problem.num_windows(split))
-        }
-        assert found == {
+        assert set(prepared.texts_of(problem, split)) == {
             (article(name, n), abstract(name, n)) for n in range(SIZES[file])
         }

@@ -1,8 +1,5 @@
 """Tests of the problems of translation."""
 
-import io
-import tarfile
-
 import pytest
 import tensorflow_datasets as tfds
 from tensorflow_datasets.translate import wmt14
@@ -12,6 +9,7 @@ from routing_tf.files.splits import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems.datasets import translate
 from tests.problems import prepared
+from tests.problems.prepared import texts_of
 
 # The sentences of each corpus, in English; in German they are in capitals.
 EUROPARL = [f"Sentence number {n} is here." for n in range(30)]
@@ -29,15 +27,6 @@ def german(text):
 def sgm(sentences):
     segments = [f'<seg id="{n}">{text}</seg>\n' for n, text in enumerate(sentences, 1)]
     return "<doc>\n" + "".join(segments) + "</doc>\n"
-
-
-def write_archive(path, files):
-    with tarfile.open(path, "w:gz") as archive:
-        for name, text in files.items():
-            content = text.encode("utf-8")
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
 
 
 def parallel(name, sentences):
@@ -67,12 +56,11 @@ def archives():
 
 
 @pytest.fixture
-def raw(tmp_path, monkeypatch):
+def raw(raw, monkeypatch):
     """A folder of raw files, which tfds takes for the originals."""
-    raw = tmp_path / "raw"
-    raw.mkdir()
     for name, content in archives().items():
-        write_archive(raw / name, content)
+        encoded = {file: text.encode() for file, text in content.items()}
+        prepared.write_tar(raw / name, encoded)
     prepared.trust(monkeypatch, wmt14.Wmt14Translate, raw)
     return raw
 
@@ -80,14 +68,6 @@ def raw(tmp_path, monkeypatch):
 def get(tmp_path, raw=None, name="translate_ende_wmt14", **options):
     """A problem of bytes, its data prepared if there are raw files."""
     return prepared.get(name, tmp_path, raw, **{"vocabulary": "bytes", **options})
-
-
-def texts(problem, split):
-    """The pairs of a split as texts."""
-    return [
-        tuple(problem.tokenizer.detokenize(ids) for ids in problem.pair(split, n))
-        for n in range(problem.num_windows(split))
-    ]
 
 
 def documents(sentences, length):
@@ -102,30 +82,30 @@ def documents(sentences, length):
 
 
 class TestDocuments:
-    def test_they_are_in_the_order_of_the_corpora(self, tmp_path, raw):
-        problem = get(tmp_path, raw, input_length=100, sequence_length=120)
-        assert texts(problem, "train") == documents(TRAIN, 100)
-        assert texts(problem, "validation") == documents(VALIDATION, 100)
-        assert texts(problem, "test") == documents(TEST, 100)
-
-    def test_both_sides_fit(self, tmp_path, raw):
-        problem = get(tmp_path, raw, input_length=120, sequence_length=90)
-        assert texts(problem, "train") == documents(TRAIN, 90)
-        assert problem.tokens("train").num_too_long == 0
+    @pytest.mark.parametrize("lengths", [(100, 120), (120, 90)])
+    def test_they_are_in_the_order_of_the_corpora(self, tmp_path, raw, lengths):
+        input_length, sequence_length = lengths
+        problem = get(
+            tmp_path, raw, input_length=input_length, sequence_length=sequence_length
+        )
+        for split, sentences in zip(SPLITS, (TRAIN, VALIDATION, TEST)):
+            # Both sides fit.
+            assert texts_of(problem, split) == documents(sentences, min(lengths))
+            assert problem.tokens(split).num_too_long == 0
 
     def test_just_as_many_as_fit(self, tmp_path, raw):
         length = len(" ".join(EUROPARL[:3])) + 1
         options = {"sequence_length": 1000}
         problem = get(tmp_path, raw, input_length=length, **options)
         assert problem.pair("train", 0)[0].size == length
-        assert texts(problem, "train")[0][0] == " ".join(EUROPARL[:3])
+        assert texts_of(problem, "train")[0][0] == " ".join(EUROPARL[:3])
         problem = get(tmp_path, raw, input_length=length - 1, **options)
-        assert texts(problem, "train")[0][0] == " ".join(EUROPARL[:2])
+        assert texts_of(problem, "train")[0][0] == " ".join(EUROPARL[:2])
 
     @pytest.mark.thorough
     def test_sentences_that_are_too_long(self, tmp_path, raw):
         problem = get(tmp_path, raw, input_length=20, sequence_length=20)
-        pairs = texts(problem, "train")
+        pairs = texts_of(problem, "train")
         assert pairs == documents(TRAIN, 20)
         number = sum(len(source) >= 20 for source, _ in pairs)
         assert 30 <= number < len(pairs)
@@ -167,12 +147,12 @@ class TestDocuments:
             list(problem.generate(raw))
         list(problem.generate(raw))
         assert 0 < began_at[1] < 17
-        assert texts(problem, "train") == documents(TRAIN, 100)
+        assert texts_of(problem, "train") == documents(TRAIN, 100)
 
 
 def test_sentences(tmp_path, raw):
     problem = get(tmp_path, raw, document="false")
-    assert texts(problem, "train") == [(text, german(text)) for text in TRAIN]
+    assert texts_of(problem, "train") == [(text, german(text)) for text in TRAIN]
     # The same data has the documents too.
     assert get(tmp_path).num_windows("train") < 5
 
@@ -180,7 +160,7 @@ def test_sentences(tmp_path, raw):
 def test_the_other_direction_takes_the_same_data(tmp_path, raw):
     get(tmp_path, raw, document=False)
     problem = get(tmp_path, name="translate_deen_wmt14", document=False)
-    assert texts(problem, "test") == [(german(text), text) for text in TEST]
+    assert texts_of(problem, "test") == [(german(text), text) for text in TEST]
 
 
 def test_data_in_another_order_has_no_documents(tmp_path, raw):
@@ -190,7 +170,7 @@ def test_data_in_another_order_has_no_documents(tmp_path, raw):
     with pytest.raises(ValueError, match="document=false") as error:
         get(tmp_path, raw)
     assert "order of tensorflow-datasets" in str(error.value)
-    sentences = [text for text, _ in texts(get(tmp_path, document=False), "train")]
+    sentences = [text for text, _ in texts_of(get(tmp_path, document=False), "train")]
     assert sorted(sentences) == sorted(TRAIN) and sentences != TRAIN
 
 
@@ -206,8 +186,3 @@ def test_names(name, tmp_path):
     pair = problem.source.builder.builder_config.language_pair
     assert set(pair) == set(problem.languages)
     assert set(problem.source.builder.subsets) == set(SPLITS)
-
-
-def test_refuses(tmp_path):
-    with pytest.raises(ValueError, match="document='perhaps'"):
-        get(tmp_path, document="perhaps")

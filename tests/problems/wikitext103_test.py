@@ -4,9 +4,7 @@ import math
 import numpy as np
 import pytest
 
-from routing_tf import problems
 from routing_tf.problems import packing
-from routing_tf.problems.datasets.wikitext103 import Wikitext103
 from tests.problems import prepared
 
 FILES = {
@@ -21,20 +19,18 @@ SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 
 
 @pytest.fixture
-def raw_dir(tmp_path):
-    return write(tmp_path / "raw", FILES)
+def raw_dir(raw):
+    return write(raw, FILES)
 
 
 def write(folder, files, ending="tokens"):
-    folder.mkdir()
     for name, text in files.items():
         (folder / f"wiki.{name}.{ending}").write_bytes(text.encode("utf-8"))
     return folder
 
 
-def get(tmp_path, raw_dir, name="wikitext103", sequence_length=8, **options):
-    options["sequence_length"] = sequence_length
-    return prepared.get(name, tmp_path, raw_dir, **options)
+def get(tmp_path, raw_dir, name="wikitext103", **options):
+    return prepared.get(name, tmp_path, raw_dir, **{"sequence_length": 8, **options})
 
 
 def words_of(problem, ids):
@@ -53,25 +49,29 @@ def line_words(text):
     return [word for line in [*words, lines[-1].split()] for word in line]
 
 
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("words")
+    (folder / "raw").mkdir()
+    return get(folder, write(folder / "raw", FILES))
+
+
 class TestWords:
-    def test_ids_are_words_line_ends_and_ends_of_articles(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir)
+    def test_ids_are_words_line_ends_and_ends_of_articles(self, problem):
         first, second = FILES["train"].split(" = Two")
         # The empty line before a title belongs to the article before it.
         expected = [*line_words(first), "<EOS>", *line_words(" = Two" + second)]
         assert words_of(problem, problem.ids("train")) == [*expected, "<EOS>"]
         assert problem.metric_name == "perplexity per word"
 
-    def test_vocabulary_by_count_and_then_by_word(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir)
+    def test_vocabulary_by_count_and_then_by_word(self, problem):
         counts = collections.Counter(FILES["train"].split())
         words = sorted(counts, key=lambda word: (-counts[word], word))
         tokens = [problem.tokenizer.id_to_token(i) for i in range(2 + len(words))]
         assert tokens == ["<pad>", "<EOS>", *words]
         assert problem.vocabulary_size == len(words) + 3  # <newline>
 
-    def test_words_that_training_has_not_seen_are_unknown(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir)
+    def test_words_that_training_has_not_seen_are_unknown(self, problem):
         words = words_of(problem, problem.ids("validation"))
         assert words == [
             *("<newline>", "=", "<unk>", "=", "<newline>", "<newline>"),
@@ -79,8 +79,7 @@ class TestWords:
         ]
         assert "validation 12 words, 16.67% of them <unk>" in problem.describe()
 
-    def test_perplexity_is_that_of_words_and_line_ends(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir)
+    def test_perplexity_is_that_of_words_and_line_ends(self, problem):
         for split, name in SPLITS.items():
             num_words = len(line_words(FILES[name]))
             assert problem.tokens(split).num_words == num_words
@@ -89,19 +88,16 @@ class TestWords:
             assert problem.metric(1.5, split) == pytest.approx(expected)
         assert problem.metric(1e6, "test") == math.inf
 
-    def test_raw_release(self, tmp_path):
-        raw_dir = write(tmp_path / "raw", FILES, "raw")
-        problem = get(tmp_path, raw_dir)
+    def test_raw_release(self, tmp_path, raw):
+        problem = get(tmp_path, write(raw, FILES, "raw"))
         assert problem.variant.startswith("words-raw")
         assert problem.num_tokens("test")
         with pytest.raises(ValueError, match="not prepared"):
-            problems.get("wikitext103", data_dir=problem.data_dir, form="tokens").ids(
-                "test"
-            )
+            get(tmp_path, None, form="tokens").ids("test")
 
-    def test_unknown_words_have_an_id_without_the_mark(self, tmp_path):
+    def test_unknown_words_have_an_id_without_the_mark(self, tmp_path, raw):
         files = {name: text.replace("<unk>", "dog") for name, text in FILES.items()}
-        problem = get(tmp_path, write(tmp_path / "raw", files, "raw"))
+        problem = get(tmp_path, write(raw, files, "raw"))
         assert "<unk>" in words_of(problem, problem.ids("validation"))
 
 
@@ -112,34 +108,28 @@ class TestDamage:
         path = problem.folder("test").parent / "vocabulary.words"
         content = path.read_text()
         path.write_text(content.replace("fish", "fisj"))
-        damaged = problems.get("wikitext103", data_dir=problem.data_dir)
         with pytest.raises(ValueError, match="vocabulary.words', which has changed"):
-            damaged.ids("test")
+            get(tmp_path, None).ids("test")
         path.write_text(content)
-        again = problems.get("wikitext103", data_dir=problem.data_dir)
-        np.testing.assert_array_equal(again.ids("test"), problem.ids("test"))
+        again = get(tmp_path, None).ids("test")
+        np.testing.assert_array_equal(again, problem.ids("test"))
 
     def test_ids_beyond_the_vocabulary(self, tmp_path, raw_dir):
         problem = get(tmp_path, raw_dir)
         ids = np.array(problem.ids("test"))
         ids[-1] = 65_000
         np.save(problem.folder("test") / "ids.npy", ids)
-        damaged = problems.get("wikitext103", data_dir=problem.data_dir)
         size = problem.vocabulary_size
         with pytest.raises(ValueError, match=f"ids of 0 to {size - 1}.* to 65000 in"):
-            damaged.ids("test")
+            get(tmp_path, None).ids("test")
 
 
 class TestSplits:
-    def test_arrays_are_made_when_the_training_split_is_known(self, tmp_path):
-        files = {name: FILES[name] for name in ("valid", "test")}
-        raw_dir, data = write(tmp_path / "raw", files), str(tmp_path / "data")
-        problem = problems.get("wikitext103", data_dir=data)
-        (line,) = problem.generate(str(raw_dir))
+    def test_arrays_are_made_when_the_training_split_is_known(self, tmp_path, raw):
+        write(raw, {name: FILES[name] for name in ("valid", "test")})
+        (line,) = get(tmp_path, None).generate(str(raw))
         assert "'train', and that is missing" in line
-        problem = problems.get(
-            "wikitext103", data_dir=data, train_split="test", sequence_length=4
-        )
+        problem = get(tmp_path, None, train_split="test")
         assert "cats" not in words_of(problem, problem.ids("validation"))
 
 
@@ -153,9 +143,7 @@ class TestRelease:
     def test_held_out_windows(self, tmp_path, raw_dir):
         problem = get(tmp_path, raw_dir, packing="release")
         # Whole lines, fewer than 8 words; what is behind the last window is lost.
-        assert rows_of(problem, "test") == [
-            ["=", "<unk>", "=", "a", "fish"],
-        ]
+        assert rows_of(problem, "test") == [["=", "<unk>", "=", "a", "fish"]]
         assert problem.metric(2.0, "test") == pytest.approx(math.exp(2))
 
     def test_training_windows_overlap(self, tmp_path, raw_dir):
@@ -171,12 +159,8 @@ class TestRelease:
 
     @pytest.mark.thorough
     def test_overlap_variant(self, tmp_path, raw_dir):
-        problem = get(
-            tmp_path,
-            raw_dir,
-            name="wikitext103_length4k_overlap",
-            packing="release",
-        )
+        name = "wikitext103_length4k_overlap"
+        problem = get(tmp_path, raw_dir, name, packing="release")
         stream = [word for line in self.lines("train") for word in [*line, "<EOS>"]]
         starts = range(0, len(stream) - 8 + 1, 3)
         expected = [stream[start : start + 7] for start in starts]
@@ -193,22 +177,3 @@ class TestBytes:
         assert problem.metric(math.log(2), "test") == pytest.approx(1)
         # Two articles: an end id behind each.
         assert np.count_nonzero(problem.ids("train") == 1) == 2
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"level": "characters"}, "`level` must be"),
-        ({"form": "cooked"}, "`form` must be"),
-        ({"level": "bytes", "packing": "release"}, "needs words"),
-    ],
-)
-def test_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
-        Wikitext103(**options)
-
-
-def test_lengths_in_names():
-    lengths = {"length4k": 4096, "length2k": 2048, "length1k": 1024}
-    for name, length in lengths.items():
-        assert problems.get(f"wikitext103_{name}").sequence_length == length

@@ -211,6 +211,29 @@ def test_in_a_preset_folder_and_a_file(case, tmp_path):
         other.from_preset(folder)
 
 
+def test_errors_of_vocabularies(tokenizer, case, tmp_path):
+    if case == "bytes":
+        pytest.skip("it has no vocabulary of its own")
+    cls, path = type(tokenizer), tmp_path / "vocabulary"
+    with pytest.raises(ValueError, match="existing file.*Received: .*vocabulary"):
+        cls(path)
+    path.write_bytes(b"")
+    for empty in (path, []):
+        with pytest.raises(ValueError, match="must not be empty.*build_vocabulary"):
+            cls(empty)
+    tokens = tokenizer.get_vocabulary()
+    with pytest.raises(ValueError, match="must begin with the tokens"):
+        cls(tokens[1:])
+    with pytest.raises(ValueError, match="must not hold empty tokens"):
+        cls([*tokens, ""])
+    size = {"vocabulary_size": 100} if case == "subwords" else {}
+    with pytest.raises(ValueError, match="`texts` must be an iterable of texts"):
+        cls.build_vocabulary("text", **size)
+    for texts in ([], [""]):
+        with pytest.raises(ValueError, match="`texts` must hold at least one word"):
+            cls.build_vocabulary(texts, **size)
+
+
 def test_errors_of_calls(tokenizer):
     with pytest.raises(ValueError, match="`inputs` must be one string"):
         tokenizer.tokenize([1, 2])

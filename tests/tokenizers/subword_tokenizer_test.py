@@ -258,10 +258,7 @@ def test_files(vocabulary, tmp_path):
 @pytest.mark.parametrize(
     "message, change",
     [
-        ("`vocabulary` must not be empty", lambda tokens: []),
         ("every token once.*'cat'", lambda tokens: [*tokens, "cat", "cat"]),
-        ("must begin with the tokens", lambda tokens: tokens[1:]),
-        ("must not hold empty tokens", lambda tokens: [*tokens, ""]),
         ("tokens with newlines", lambda tokens: [*tokens, "\n"]),
         (r"without \['中', '文'\]", lambda tokens: [*tokens, "中文"]),
         (r"without \[';'\]", lambda tokens: [x for x in tokens if x != ";"]),
@@ -276,30 +273,13 @@ def test_names_of_special_tokens_without_an_end(vocabulary):
     assert SubwordTokenizer(["<pad>", "<EOS>", *vocabulary[2:]]).vocabulary_size()
 
 
-@pytest.mark.parametrize(
-    "message, line",
-    [
-        ("`vocabulary` must not be empty", None),
-        *(
-            ("quotes. Received: line 3 of", x)
-            for x in ("the_", "'the_", "'", "'x\"", "")
-        ),
-    ],
-)
-def test_refused_files(message, line, tmp_path):
-    with pytest.raises(ValueError, match="existing file.*Received: .*tokens"):
-        SubwordTokenizer(tmp_path / "tokens")
-    content = "" if line is None else f"'<pad>_'\n'<EOS>_'\n{line}\n'a'\n"
-    (tmp_path / "tokens").write_text(content)
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("line", ["the_", "'the_", "'", "'x\"", ""])
+def test_refused_files(line, tmp_path):
+    (tmp_path / "tokens").write_text(f"'<pad>_'\n'<EOS>_'\n{line}\n'a'\n")
+    with pytest.raises(ValueError, match="quotes. Received: line 3 of"):
         SubwordTokenizer(tmp_path / "tokens")
 
 
-def test_errors_of_building():
+def test_vocabularies_that_are_too_small():
     with pytest.raises(ValueError, match="`vocabulary_size` must be at least 24"):
         SubwordTokenizer.build_vocabulary(CORPUS, 23)
-    with pytest.raises(ValueError, match="`texts` must be an iterable of texts"):
-        SubwordTokenizer.build_vocabulary("text", 100)
-    for texts in ([], [""]):
-        with pytest.raises(ValueError, match="`texts` must hold at least one word"):
-            SubwordTokenizer.build_vocabulary(texts, 100)

@@ -100,21 +100,6 @@ def test_ids_are_those_of_the_rules(tokenizer, vocabulary):
     ]
 
 
-def test_newlines():
-    words = ["<pad>", "<EOS>", "a", "b", "c"]
-    tokenizer = WordTokenizer([*words, "<newline>"])
-    assert tokenizer.newline_token_id == 5
-    text = "a b\nc"
-    assert tokenizer.tokenize(text).numpy().tolist() == [2, 3, 5, 4]
-    assert tokenizer.detokenize([2, 3, 5, 4]) == text
-    assert tokenizer.detokenize([5, 5, 2, 5]) == "\n\na\n"
-    assert tokenizer.encode(" a \r\n\n b \x0b\n").tolist() == [2, 5, 5, 3, 5]
-    without = WordTokenizer(words)
-    assert without.newline_token_id is None
-    assert without.tokenize(text).numpy().tolist() == [2, 3, 4]
-    assert without.detokenize([2, 3, 4]) == "a b c"
-
-
 def test_words_that_look_like_tokens(tokenizer, vocabulary):
     unknown = tokenizer.unknown_token_id
     assert vocabulary[unknown] == "<unk>"
@@ -174,13 +159,6 @@ def test_built_vocabularies():
 
 
 def test_errors_of_vocabularies(vocabulary, tmp_path):
-    with pytest.raises(ValueError, match="existing file.*Received: .*missing.*build_"):
-        WordTokenizer(tmp_path / "missing")
-    path = tmp_path / "words"
-    path.write_bytes(b"")
-    for empty in (path, []):
-        with pytest.raises(ValueError, match="must not be empty.*build_vocabulary"):
-            WordTokenizer(empty)
     for tokens in (vocabulary[1:], ["<EOS>", "<pad>"], ["<pad>_", "<EOS>_"], ["a"]):
         received = re.escape(f"Received: {tokens[:2]}. `WordTokenizer.build")
         with pytest.raises(ValueError, match=f"must begin with the .*{received}"):
@@ -191,6 +169,7 @@ def test_errors_of_vocabularies(vocabulary, tmp_path):
         received = re.escape(f"Received: {[token]}. A newline is the token <newline>")
         with pytest.raises(ValueError, match=f"tokens with white space.*{received}"):
             WordTokenizer([*vocabulary, token])
+    path = tmp_path / "words"
     path.write_text("<pad>\n<EOS>\na\n\nb\n")
     with pytest.raises(ValueError, match="must not hold empty tokens"):
         WordTokenizer(path)
@@ -204,9 +183,7 @@ def test_errors_of_calls(tokenizer):
             tokenizer.encode(text)
 
 
-def test_errors_of_building():
-    with pytest.raises(ValueError, match="`texts` must be an iterable of texts"):
-        WordTokenizer.build_vocabulary("text")
+def test_texts_without_a_word():
     for texts in ([], [""], ["<EOS>\n"]):
         with pytest.raises(ValueError, match="`texts` must hold at least one word"):
             WordTokenizer.build_vocabulary(texts, newline=True, unknown=True)

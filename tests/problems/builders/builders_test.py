@@ -1,4 +1,5 @@
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -33,32 +34,26 @@ def times(folder):
 
 
 @pytest.fixture
-def raw(tmp_path):
-    folder = tmp_path / "raw"
-    write_lines(folder, "train")
-    return folder
-
-
-@pytest.fixture
-def data(tmp_path):
-    return tmp_path / "data"
+def raw(raw):
+    write_lines(raw, "train")
+    return raw
 
 
 class TestOrder:
     @pytest.mark.thorough
-    def test_several_shards(self, tmp_path, data):
-        write_lines(tmp_path / "raw", "train", count=1000)
+    def test_several_shards(self, raw, data):
+        write_lines(raw, "train", count=1000)
         builder = integers(data)
-        config = tfds.download.DownloadConfig(manual_dir=tmp_path / "raw", num_shards=7)
+        config = tfds.download.DownloadConfig(manual_dir=raw, num_shards=7)
         builder.download_and_prepare(download_config=config)
         assert builder.info.splits["train"].num_shards == 7
         assert first_ids(builder, "train") == list(range(1000))
         assert first_ids(builder, "train[250:600]") == list(range(250, 600))
 
-    def test_more_than_tfds_sorts_in_memory(self, tmp_path, data, monkeypatch):
+    def test_more_than_tfds_sorts_in_memory(self, raw, data, monkeypatch):
         monkeypatch.setattr(shuffle, "MAX_MEM_BUFFER_SIZE", 1000)
-        write_lines(tmp_path / "raw", "train", count=1000)
-        builders.prepare(integers(data), tmp_path / "raw")
+        write_lines(raw, "train", count=1000)
+        builders.prepare(integers(data), raw)
         assert first_ids(integers(data), "train") == list(range(1000))
 
     @pytest.mark.thorough
@@ -150,9 +145,10 @@ class TestPrepare:
     def test_files_for_fewer_splits(self, raw, data):
         write_lines(raw, "test")
         builders.prepare(integers(data), raw)
-        (raw / "train.txt").unlink()
-        builders.prepare(integers(data), raw)
-        assert first_ids(integers(data), "train") == [0, 1, 2]
+        for name in ("train.txt", "test.txt"):
+            (raw / name).unlink()
+            builders.prepare(integers(data), raw)
+            assert first_ids(integers(data), "train") == [0, 1, 2]
 
     def test_damaged_files_for_more_splits_change_nothing(self, raw, data):
         builder = integers(data)
@@ -175,11 +171,9 @@ class TestPrepare:
             builders.prepare(integers(data), tmp_path / "other")
         assert first_ids(integers(data), "train") == [0, 1, 2]
 
-    @pytest.mark.parametrize("name", ["missing", "raw/train.txt"])
-    def test_no_folder(self, raw, data, tmp_path, name):
-        with pytest.raises(ValueError, match="`raw_dir` must be a folder"):
-            builders.prepare(integers(data), tmp_path / name)
-        assert not data.exists()
+    @pytest.mark.parametrize("name", ["missing", "train.txt"])
+    def test_no_folder(self, raw, data, refusal, name):
+        assert "`raw_dir` must be a folder" in refusal(integers(data), raw / name)
 
     def test_interrupted(self, raw, data, monkeypatch):
         def interrupt(*args):
@@ -209,14 +203,11 @@ class TestDownloads:
     @pytest.mark.parametrize(
         "error", [ConnectionError("no route"), tfds.download.DownloadError("no route")]
     )
-    def test_no_network(self, data, fail, error):
+    def test_no_network(self, data, fail, refusal, error):
         fail(error)
-        with pytest.raises(ValueError) as refused:
-            builders.prepare(builders.Enwik8(data_dir=data, config="bytes"))
-        message = str(refused.value)
+        message = refusal(builders.Enwik8(data_dir=data, config="bytes"))
         for part in ("enwik8/bytes", "no route", "`enwik8.zip`", "`raw_dir`"):
             assert part in message
-        assert not data.exists()
 
     def test_complete_downloads_stay(self, data, fail):
         earlier = data / "downloads" / "enwik8" / "enwik8.zip"
@@ -243,40 +234,31 @@ class TestDownloads:
         [("mnist", "-ubyte.gz"), ("cifar10", "cifar-10-binary.tar.gz")],
     )
     def test_nothing_is_downloaded_where_raw_files_are_named(
-        self, raw, data, name, missing
+        self, raw, data, refusal, name, missing
     ):
-        with pytest.raises(ValueError, match="must hold the file") as refused:
-            builders.prepare(tfds.builder(name, data_dir=data), raw)
-        message = str(refused.value)
-        assert missing in message
-        assert "'train.txt'" in message
+        message = refusal(tfds.builder(name, data_dir=data), raw)
+        for part in ("must hold the file", missing, "'train.txt'"):
+            assert part in message
         assert "\n" not in message
-        assert not data.exists()
 
-    def test_wrong_checksum_of_a_file_that_tfds_knows(self, data, tmp_path):
-        (tmp_path / "cifar-10-binary.tar.gz").write_text("not the archive")
-        with pytest.raises(ValueError) as refused:
-            builders.prepare(tfds.builder("cifar10", data_dir=data), tmp_path)
-        message = str(refused.value)
+    def test_wrong_checksum_of_a_file_that_tfds_knows(self, raw, data, refusal):
+        (raw / "cifar-10-binary.tar.gz").write_text("not the archive")
+        message = refusal(tfds.builder("cifar10", data_dir=data), raw)
         for part in ("cifar10", "not the one expected", "cifar-10-binary.tar.gz"):
             assert part in message
-        assert not data.exists()
 
-    def test_builder_of_tfds_without_its_files(self, data):
-        builder = tfds.builder("imagenet2012", data_dir=data)
-        with pytest.raises(ValueError, match="ILSVRC2012_img_train.tar"):
-            builders.prepare(builder)
-        assert not data.exists()
+    def test_builder_of_tfds_without_its_files(self, data, refusal):
+        message = refusal(tfds.builder("imagenet2012", data_dir=data))
+        assert "ILSVRC2012_img_train.tar" in message
 
-    def test_builder_of_tfds_that_takes_no_files(self, raw, data, monkeypatch):
+    def test_builder_of_tfds_that_takes_no_files(self, raw, data, refusal, monkeypatch):
         def fail(*args):
             raise tf.errors.FailedPreconditionError(None, None, "no route")
 
         builder = tfds.builder("pg19", data_dir=data)
         monkeypatch.setattr(type(builder), "_split_generators", fail)
-        with pytest.raises(ValueError, match="pg19(.|\n)*no route(.|\n)*no raw files"):
-            builders.prepare(builder, raw)
-        assert not data.exists()
+        message = refusal(builder, raw)
+        assert re.search("pg19.*no route.*no raw files", message, re.DOTALL)
 
     def test_other_errors_are_not_hidden(self, raw, data, monkeypatch):
         def fail(*args):

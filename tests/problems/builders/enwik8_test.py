@@ -1,6 +1,5 @@
 import pathlib
 import re
-import zipfile
 from unittest import mock
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from routing_tf.problems import builders
+from tests.problems.prepared import write_zip
 
 DUMMY_DATA = pathlib.Path(__file__).parent / "dummy_data"
 SPLIT_SIZES = {"train": 1800, "validation": 100, "test": 100}
@@ -38,23 +38,14 @@ class IntegersTest(tfds.testing.DatasetBuilderTestCase):
     SPLITS = {"train": 4, "validation": 2, "test": 1}
 
 
-@pytest.fixture
-def raw(tmp_path):
-    (tmp_path / "raw").mkdir()
-    return tmp_path / "raw"
-
-
-@pytest.fixture
-def data(tmp_path):
-    return tmp_path / "data"
-
-
-def refusal(builder, raw_dir):
-    """The message of a refusal that leaves nothing behind."""
-    with pytest.raises(ValueError) as refused:
-        builders.prepare(builder, raw_dir)
-    assert not pathlib.Path(builder.data_dir_root).exists()
-    return str(refused.value)
+def write(folder, content, zipped):
+    """Writes the original file, or the zip file that it comes in."""
+    path = folder / ("enwik8.zip" if zipped else "enwik8")
+    if zipped:
+        write_zip(path, {"enwik8": content})
+    else:
+        path.write_bytes(content)
+    return path
 
 
 class TestBytes:
@@ -72,11 +63,7 @@ class TestBytes:
 
     @pytest.mark.parametrize("zipped", [False, True])
     def test_every_byte_survives(self, raw, builder, zipped):
-        if zipped:
-            with zipfile.ZipFile(raw / "enwik8.zip", "w", zipfile.ZIP_DEFLATED) as file:
-                file.writestr("enwik8", STREAM)
-        else:
-            (raw / "enwik8").write_bytes(STREAM)
+        write(raw, STREAM, zipped)
         builders.prepare(builder, raw)
         pieces = self.read(builder, "train")
         assert {len(piece) for piece in pieces[:-1]} == {64}
@@ -86,15 +73,13 @@ class TestBytes:
         assert b"".join(self.read(builder, "test")) == STREAM[1900:]
 
     def test_it_is_downloaded_if_there_is_nothing(self, tmp_path, raw, builder):
-        with zipfile.ZipFile(tmp_path / "download", "w") as file:
-            file.writestr("enwik8", STREAM)
-        download = mock.Mock(return_value=tmp_path / "download")
+        download = mock.Mock(return_value=write(tmp_path, STREAM, zipped=True))
         with mock.patch.object(tfds.download.DownloadManager, "download", download):
             builders.prepare(builder, raw)
         download.assert_called_once_with("http://mattmahoney.net/dc/enwik8.zip")
         assert builder.info.splits["train"].num_examples == 29
 
-    def test_other_files_are_no_reason_to_download(self, raw, builder):
+    def test_other_files_are_no_reason_to_download(self, raw, builder, refusal):
         (raw / "enwik9").write_bytes(STREAM)
         message = refusal(builder, raw)
         assert "one of enwik8, enwik8.zip. Received:" in message
@@ -110,21 +95,14 @@ class TestBytes:
             (b"x" + STREAM[1:], "must begin with b'<mediawiki'. Received: b'xmed"),
         ],
     )
-    def test_another_file(self, raw, builder, content, rule, zipped):
-        path = raw / ("enwik8.zip" if zipped else "enwik8")
-        if zipped:
-            with zipfile.ZipFile(path, "w") as file:
-                file.writestr("enwik8", content)
-        else:
-            path.write_bytes(content)
+    def test_another_file(self, raw, builder, refusal, content, rule, zipped):
+        path = write(raw, content, zipped)
         message = refusal(builder, raw)
         assert str(path) in message
         assert re.search(rule, message)
 
-    def test_damaged_zip_files_and_a_second_attempt(self, raw, builder):
-        path = raw / "enwik8.zip"
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as file:
-            file.writestr("enwik8", STREAM)
+    def test_damaged_zip_files_and_a_second_attempt(self, raw, builder, refusal):
+        path = write(raw, STREAM, zipped=True)
         good = path.read_bytes()
         # In the last split: the others have been written when it is found.
         place = good.index(STREAM[1950:1960])
@@ -132,8 +110,7 @@ class TestBytes:
         assert "member 'enwik8' must be readable and undamaged" in refusal(builder, raw)
         path.write_bytes(b"<html>moved</html>")
         assert "not a zip file" in refusal(builder, raw)
-        with zipfile.ZipFile(path, "w") as file:
-            file.writestr("enwik9", STREAM)
+        write_zip(path, {"enwik9": STREAM})
         message = refusal(builder, raw)
         assert "member 'enwik8'" in message and "'enwik9'" in message
         path.write_bytes(good)
@@ -165,13 +142,10 @@ class TestIntegers:
         assert all(example["ids"].dtype == np.int32 for example in examples)
         ids = [example["ids"].tolist() for example in examples]
         assert ids == [[3, 1, 4], [15, 92], [2147483647, 0]]
-        ids = [
-            example["ids"].tolist()
-            for example in builders.read_in_order(builder, "test")
-        ]
-        assert ids == [[0]]
+        (example,) = builders.read_in_order(builder, "test")
+        assert example["ids"].tolist() == [0]
 
-    def test_no_files(self, raw, builder):
+    def test_no_files(self, raw, builder, refusal):
         names = "one of train.txt, valid.txt, test.txt"
         assert names in refusal(builder, None)
         assert names in refusal(builder, raw)
@@ -194,7 +168,7 @@ class TestIntegers:
             (b"1\n\xff\n", 2, "must be valid UTF-8"),
         ],
     )
-    def test_damaged_lines(self, raw, builder, content, line, rule):
+    def test_damaged_lines(self, raw, builder, refusal, content, line, rule):
         (raw / "train.txt").write_text("1 2\n")
         (raw / "test.txt").write_bytes(content)
         message = refusal(builder, raw)

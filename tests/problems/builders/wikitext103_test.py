@@ -8,6 +8,7 @@ import tensorflow_datasets as tfds
 
 from routing_tf.problems import builders
 from routing_tf.problems.builders import wikitext103
+from tests.problems.prepared import write_zip
 
 DUMMY_DATA = pathlib.Path(__file__).parent / "dummy_data"
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
@@ -20,17 +21,6 @@ class BuilderTest(tfds.testing.DatasetBuilderTestCase):
     BUILDER_CONFIG_NAMES_TO_TEST = ["tokens"]
     EXAMPLE_DIR = DUMMY_DATA / "wikitext103_tokens"
     SPLITS = {"train": 3, "validation": 1, "test": 2}
-
-
-@pytest.fixture
-def raw(tmp_path):
-    (tmp_path / "raw").mkdir()
-    return tmp_path / "raw"
-
-
-@pytest.fixture
-def data(tmp_path):
-    return tmp_path / "data"
 
 
 def make(data, config="tokens"):
@@ -46,14 +36,6 @@ def write(folder, name, text):
 
 def read(builder, split):
     return [e["text"].decode() for e in builders.read_in_order(builder, split)]
-
-
-def refusal(builder, raw_dir):
-    """The message of a refusal that leaves nothing behind."""
-    with pytest.raises(ValueError) as refused:
-        builders.prepare(builder, raw_dir)
-    assert not pathlib.Path(builder.data_dir_root).exists()
-    return str(refused.value)
 
 
 class TestArticles:
@@ -136,9 +118,9 @@ class TestFiles:
     @pytest.mark.parametrize("downloaded", [False, True])
     def test_zip_files(self, raw, data, tmp_path, config, name, members, downloaded):
         path = (tmp_path / "download") if downloaded else raw / name
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
-            for part in ("train", "valid", "test"):
-                file.writestr(members.format(part), FIRST + SECOND + part)
+        parts = ("train", "valid", "test")
+        files = {members.format(part): FIRST + SECOND + part for part in parts}
+        write_zip(path, files, zipfile.ZIP_DEFLATED)
         builder = make(data, config)
         download = mock.Mock(return_value=tfds.core.Path(path))
         with mock.patch.object(tfds.download.DownloadManager, "download", download):
@@ -165,7 +147,9 @@ class TestFiles:
             ("tokens", "wikitext-103-raw-v1.zip"),
         ],
     )
-    def test_other_files_are_no_reason_to_download(self, raw, data, config, found):
+    def test_other_files_are_no_reason_to_download(
+        self, raw, data, refusal, config, found
+    ):
         write(raw, found, FIRST)
         message = refusal(make(data, config), raw)
         folder = "wikitext-103-raw" if config == "raw" else "wikitext-103"
@@ -177,34 +161,14 @@ class TestFiles:
         ):
             assert part in message
 
-    def test_zip_file_of_something_else(self, raw, data):
-        with zipfile.ZipFile(raw / "wikitext-103-v1.zip", "w") as file:
-            file.writestr("wikitext-2/wiki.train.raw", FIRST)
+    def test_zip_file_of_something_else(self, raw, data, refusal):
+        files = {"wikitext-2/wiki.train.raw": FIRST}
+        write_zip(raw / "wikitext-103-v1.zip", files)
         message = refusal(make(data), raw)
         assert "wiki.train.tokens" in message
         assert "'wikitext-2/wiki.train.raw'" in message
 
-    def test_a_damaged_file_and_a_second_attempt(self, raw, data):
-        write(raw, "wiki.train.tokens", FIRST)
-        path = write(raw, "wiki.test.tokens", FIRST.encode() + b"\xff\n")
-        builder = make(data)
-        message = refusal(builder, raw)
-        assert message.startswith(f"The file {str(path)!r}, line 10 must be valid UTF")
-        write(raw, "wiki.test.tokens", SECOND)
-        builders.prepare(builder, raw)
-        assert read(builder, "train") == [FIRST]
-        assert read(builder, "test") == [SECOND]
-
-    def test_complete_data_needs_no_files_any_more(self, raw, data):
-        for name in ("train.txt", "valid.txt", "test.txt"):
-            write(raw, name, FIRST)
-        builders.prepare(make(data), raw)
-        for name in ("train.txt", "valid.txt", "test.txt"):
-            (raw / name).unlink()
-        builders.prepare(make(data), raw)
-        assert read(make(data), "train") == [FIRST]
-
-    def test_files_of_integers_are_those_of_another_data_set(self, raw, data):
+    def test_files_of_integers_are_those_of_another_data_set(self, raw, data, refusal):
         write(raw, "train.txt", "\n12 13 255\n7 8\n")
-        with pytest.raises(ValueError, match="line 2 must have words.*'12 13 255'"):
-            builders.prepare(make(data), raw)
+        message = refusal(make(data), raw)
+        assert "line 2 must have words" in message and "'12 13 255'" in message

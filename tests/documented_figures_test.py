@@ -178,6 +178,21 @@ def recalled_as_others(name, column):
     return recalled(*arguments, f"--patterns={pattern}")[pattern, "full"][0]
 
 
+def test_recall_of_equal_keys_with_positions_of_rank():
+    arguments = (
+        *("--key_shifts=1", "--sizes=512x64", "--windows=64", "--steps=2400"),
+        *("--num_clusters=32", "--exploring_queries=32", "--patterns=token choice"),
+    )
+    options = "balance_rate=0.03,decay=0.99,%smax_relative_position=32"
+    for name, *cells in rows_below("**Positions of rank", "docs/induction.md"):
+        weight = name.rpartition(" ")[2]
+        anchors = "" if name == "no anchors" else f"anchor_weight={weight},"
+        given = (*arguments, f"--options={options % anchors}")
+        for seed, cell in enumerate(cells):
+            found = recalled(*given, f"--seeds={seed}")["token choice", "full"]
+            assert found == [cell], (name, seed)
+
+
 def test_what_routing_makes_of_the_matches():
     options = "--patterns=token choice", "--key_shifts=1", "--sizes=256x16"
     found = recall_of(*options, "--seeds=0,1,2", "--diagnose").diagnoses()[2:]

@@ -37,7 +37,8 @@ class AttentionConfig:
             of relative ones, see `HeadGroup`; needs an even `key_dim`.
         max_relative_position: largest relative position with an embedding of its own.
         relative_key_stddev: standard deviation of the initial relative positions of
-            keys; 0 for the initializer of the other weights.
+            keys; 0 for the initializer of the other weights. Routed heads may have
+            another, see `routed_relative_key_stddev`.
         attention_dropout: rate of dropped attention weights.
         remat_attention: whether training recomputes only the activations between the
             projections of attention, which takes less time; or `"weights"` for only the
@@ -194,8 +195,9 @@ class RoutedHeadsConfig:
         routed_relative_positions: whether routed heads use relative positions, which
             are differences of rank inside the cluster. Patterns of other systems have
             relative positions in tokens, or none if they do not compare single keys.
-        routed_relative_key_stddev: `relative_key_stddev` of routed heads; None for that
-            of the other heads.
+        routed_relative_key_stddev: `relative_key_stddev` of the heads of `routing` and
+            `encoder_routing`, where they have relative positions; None for that of the
+            other heads.
         cluster_strided_relative_positions: the same for cluster-strided heads.
         share_query_key: whether routed heads share queries and keys.
         query_cluster: whether a token reads the best cluster of its `"query"` or of its

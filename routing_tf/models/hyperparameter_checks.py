@@ -140,7 +140,13 @@ def _check_type(h, field):
             entmax.check_entmax_alpha(field.name, value)
     elif field.name == "routed_relative_key_stddev":
         if value is not None:
+            if type(value) not in (int, float):
+                raise ValueError(
+                    f"`{field.name}` must be of type float, or None. "
+                    f"Received: {field.name}={value!r}"
+                )
             check_not_negative(field.name, value)
+            object.__setattr__(h, field.name, float(value))
     elif field.type == (float | None):
         check_optional_number(field.name, value)
     elif field.type == (str | None):

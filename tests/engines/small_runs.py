@@ -134,7 +134,7 @@ def hyperparameters(kind="decoder", **changes):
 def make_model(kind, h, precision="float32", loss_scaling=None):
     """Makes a model with an optimizer; that of a decoder may scale the loss."""
     if kind != "decoder":
-        lm = build.make_model(h)
+        lm = build.make_model(h, precision=precision)
         training.compile_for_training(lm, h)
         return lm
     lm = decoder(h, precision)

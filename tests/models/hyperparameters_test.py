@@ -84,7 +84,10 @@ def test_no_such_choice(field, value):
         ("type float. Received: learning_rate=True", {"learning_rate": True}),
         ("must be a name or None. Received: routing=3", {"routing": 3}),
         ("relative_key_stddev=-1.0", {"relative_key_stddev": -1}),
-        ("stddev` must be finite.*=-1", {"routed_relative_key_stddev": -1}),
+        *(
+            (f"stddev` must be .*={value!r}", {"routed_relative_key_stddev": value})
+            for value in (-1, True, "2", float("nan"))
+        ),
         ("`logit_soft_cap` must.*=-1.0", {"logit_soft_cap": -1.0}),
         ("`routed_key_shift` must be 0.*=2", {"routed_key_shift": 2}),
         ("`local_key_shift` must be .*int.*=True", {"local_key_shift": True}),

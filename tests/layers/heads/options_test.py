@@ -87,11 +87,11 @@ LEARN = {
     ),
     "sorted blocks with large scores": (
         lambda: helpers.attention(layers.SinkhornHeads(2, 4, 3, 0.6)),
-        {**CAUSAL, "query": 3 * X},
+        {**CAUSAL, "query": 10 * X},
     ),
     "all sorted blocks with large scores": (
         lambda: helpers.attention(layers.SinkhornHeads(2, 4, 3, 0.6)),
-        {"query": 3 * X},
+        {"query": 10 * X},
     ),
     # In float16 the logits of keys that two masks hide are -inf.
     "entmax beside keys that two masks hide": (

@@ -172,9 +172,8 @@ class RoutedHeadsConfig:
             `clusters_per_query`, `prefix_block_size`, how centroids move (from `ema` to
             `commitment_weight`) and relative positions (`max_relative_position`,
             `relative_key_stddev`, `routed_relative_key_stddev`) are then those of the
-            other heads. `routing_scope`
-            must be that of heads with expert choice; `routed_key_shift`,
-            `attention_dropout`, `rotary_positions`, `entmax_alpha`,
+            other heads. `routing_scope` must be that of heads with expert choice;
+            `routed_key_shift`, `attention_dropout`, `rotary_positions`, `entmax_alpha`,
             `exploring_queries` and `attention_implementation` must be those of the
             heads, or be left out. Without an encoder, `routing` must be None. Or a
             name, which is the same as `routing=name`. None for those of `routing`.

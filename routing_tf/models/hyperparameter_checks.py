@@ -13,7 +13,6 @@ from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
 from routing_tf.layers.support.key_shift import check_key_shift
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_non_negative_integer
-from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
@@ -73,6 +72,7 @@ _NOT_NEGATIVE = (
     "balance_rate",
     "anchor_weight",
     "relative_key_stddev",
+    "routed_relative_key_stddev",
     "initializer_gain",
     "learning_rate",
     "weight_decay",
@@ -104,7 +104,7 @@ def check(h):
             )
     for name in _NOT_NEGATIVE:
         value = getattr(h, name)
-        if not 0 <= value < math.inf:
+        if value is not None and not 0 <= value < math.inf:
             raise ValueError(
                 f"`{name}` must be finite and not negative. Received: {name}={value}"
             )
@@ -125,8 +125,12 @@ def check(h):
 
 
 def _check_type(h, field):
-    value = getattr(h, field.name)
-    if field.type == (int | None):
+    value, kind = getattr(h, field.name), field.type
+    if field.name in _NOT_NEGATIVE and kind == (float | None):
+        if value is None:
+            return
+        kind = float
+    if kind == (int | None):
         if value is not None:
             check = check_positive_integer
             if field.name == "memory_flange_blocks":
@@ -138,18 +142,9 @@ def _check_type(h, field):
         if value is not None:
             entmax = importlib.import_module("routing_tf.zoo.entmax")
             entmax.check_entmax_alpha(field.name, value)
-    elif field.name == "routed_relative_key_stddev":
-        if value is not None:
-            if type(value) not in (int, float):
-                raise ValueError(
-                    f"`{field.name}` must be of type float, or None. "
-                    f"Received: {field.name}={value!r}"
-                )
-            check_not_negative(field.name, value)
-            object.__setattr__(h, field.name, float(value))
-    elif field.type == (float | None):
+    elif kind == (float | None):
         check_optional_number(field.name, value)
-    elif field.type == (str | None):
+    elif kind == (str | None):
         if value is not None and type(value) is not str:
             raise ValueError(
                 f"`{field.name}` must be a name or None. Received: "
@@ -161,11 +156,11 @@ def _check_type(h, field):
                 "`remat_attention` must be True, False or a name. Received: "
                 f"remat_attention={value!r}"
             )
-    elif field.type is float and type(value) is int:
+    elif kind is float and type(value) is int:
         object.__setattr__(h, field.name, float(value))
-    elif type(value) is not field.type:
+    elif type(value) is not kind:
         raise ValueError(
-            f"`{field.name}` must be of type {field.type.__name__}. "
+            f"`{field.name}` must be of type {kind.__name__}. "
             f"Received: {field.name}={value!r}"
         )
 

@@ -229,7 +229,9 @@ def test_refuses_wrong_arguments(name):
     make = functools.partial(
         getattr(zoo if hasattr(zoo, name) else layers, name), **REQUIRED[name]
     )
-    for argument, value in wrong_values(name, make()):
+    tried = list(wrong_values(name, make()))
+    assert tried
+    for argument, value in tried:
         with pytest.raises(ValueError) as error:
             make(**{argument: value})
         received = -1 if value == (-1,) else value  # the entry that is wrong

@@ -61,6 +61,13 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+@pytest.fixture(autouse=True)
+def weights_without_a_seed_are_the_same_in_each_run():
+    import keras  # after the settings above
+
+    keras.utils.set_random_seed(0)
+
+
 @pytest.fixture(autouse=True, scope="module")
 def memory_is_given_back():
     """A worker runs many files: what one of them has compiled must not stay."""

@@ -405,6 +405,7 @@ class Problem:
         )
         own = slice(worker * batch_size, (worker + 1) * batch_size)
 
+        @tf.autograph.experimental.do_not_convert  # which takes longer than all else
         def read(starts, lengths):
             return self.read(split, starts[own], lengths[own])
 
@@ -436,6 +437,8 @@ class Problem:
 
     def read(self, split, starts, lengths):
         """Reads the windows of one batch; see `read_windows`.
+
+        `dataset` traces it without AutoGraph.
 
         Args:
             split: string, "train", "validation" or "test".

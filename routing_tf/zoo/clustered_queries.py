@@ -15,6 +15,7 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.products import product
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -104,6 +105,7 @@ class ClusteredQueryHeads(HeadGroup):
         self.num_keys = check_optional_integer("num_keys", num_keys)
         self.num_bits = check_positive_integer("num_bits", num_bits)
         self.num_iterations = check_positive_integer("num_iterations", num_iterations)
+        check_flag("hash_bias", hash_bias)
         self.hash_bias = hash_bias
         self.seed = check_non_negative_integer("seed", seed)
 

@@ -6,6 +6,7 @@ from keras import ops
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import learned_queries
@@ -77,6 +78,7 @@ class InducedHeads(HeadGroup):
             self, ALL_TOKENS, "max_relative_position", "key_shift", "rotary_positions"
         )
         self.num_points = check_positive_integer("num_points", num_points)
+        check_flag("use_layer_norm", use_layer_norm)
         self.use_layer_norm = use_layer_norm
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
         self.norms = []

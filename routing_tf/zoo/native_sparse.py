@@ -15,6 +15,7 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -152,6 +153,7 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         self.compression_dim = check_optional_integer(
             "compression_dim", compression_dim
         )
+        check_flag("share_branches", share_branches)
         self.share_branches = share_branches
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
         self._check_sizes()

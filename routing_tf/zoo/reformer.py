@@ -22,6 +22,7 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import without_padding
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
@@ -114,7 +115,7 @@ class ReformerHeads(HashedHeads):
                 f"num_buckets={num_buckets}. Add 1"
             )
         self.num_rounds = check_positive_integer("num_rounds", self.num_rounds)
-        check_choice("attends_to_self", self.attends_to_self, (True, False))
+        check_flag("attends_to_self", self.attends_to_self)
         self.attends_to_self = bool(self.attends_to_self)
         if not self.attends_to_self and (self.key_shift or not self.share_query_key):
             raise ValueError(

@@ -10,7 +10,7 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.products import product
-from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_positive_number
 from routing_tf.zoo.parts import refusals
@@ -114,7 +114,7 @@ class SinkhornHeads(OneSequenceHeads):
         self.block_length = check_positive_integer("block_length", block_length)
         self.num_iterations = check_positive_integer("num_iterations", num_iterations)
         self.temperature = check_positive_number("temperature", temperature)
-        check_choice("gumbel_noise", gumbel_noise, (True, False))
+        check_flag("gumbel_noise", gumbel_noise)
         self.gumbel_noise = bool(gumbel_noise)
         self.noise_seed = keras.random.SeedGenerator(self.dropout_seed)
 

@@ -23,13 +23,9 @@ BLOCKS = (0, -3, (), (2, 0), (1.5,), "ab", "4", None, (2, 2, 2), (True,), nan)
 # By the end of a name.
 ENDINGS = {
     ("_dim", "_length", "_size", "_window"): SIZES,
+    ("_initializer",): ("nope", 3.5, [1]),
     ("_weight",): NUMBERS,
     ("_regularizer", "_constraint"): ("nope", 3),
-}
-# Keras itself checks them in other layers than heads and attention.
-ENDINGS_OF_HEADS = {
-    ("seed",): (-1, 1.5, "a", None, True),
-    ("_initializer",): ("nope", 3.5, [1]),
 }
 # None is no wrong value where it is the default.
 BY_NAME = {
@@ -44,9 +40,12 @@ BY_NAME = {
     **dict.fromkeys(("logit_soft_cap", "rotary_wavelength"), POSITIVE),
     **dict.fromkeys(("dropout", "input_dropout", "rate", "router_jitter"), RATES),
     **dict.fromkeys(
-        ("attends_to_self", "causal", "distinct_summaries", "gumbel_noise")
-        + ("is_strided", "qk_norm", "rotary_positions", "same_length")
-        + ("separate_cls", "share_weights", "use_gate", "use_output_projection"),
+        ("attends_to_self", "causal", "distinct_summaries", "ema", "gumbel_noise")
+        + ("hash_bias", "is_strided", "project_shared_keys", "qk_norm")
+        + ("remat_feed_forward", "restart", "rotary_positions", "same_length")
+        + ("scale", "separate_cls", "share_branches", "share_query_key")
+        + ("share_weights", "shared_head_projection", "use_bias", "use_causal_mask")
+        + ("use_gate", "use_layer_norm", "use_output_projection"),
         FLAGS,
     ),
     "arrangement": ("alternating", None, 1),
@@ -74,7 +73,9 @@ BY_NAME = {
     "routing": ("experts", 3, True),
     "routing_scope": ("half", None, 3),
     "second_choice": ("never", None),
+    "seed": (-1, 1.5, "a", None, True),
     "sharing": ("keys", True, 1),
+    "smoothing_epsilon": NUMBERS,
     "steps": ("none", "dax"),
     "threshold_decay": (1, -0.1, 1.5, "0.1", None, nan),
     "token_bias_weight": ("free", 1.0, True),
@@ -145,7 +146,7 @@ MORE = {
     "MixedAttention": {
         **{"head_groups": ([], None, 5, "routed", FULL), "remat": ("logits",)},
     },
-    "MixtureOfExperts": {"activation": ("tanh", None), "top_k": (3, None)},
+    "MixtureOfExperts": {"activation": ("tanh", None), "top_k": (3, 2.0, True, None)},
     "MovingThresholds": {"decay": RATES},
     "NystromHeads": {"convolution_size": (2,)},
     "PerceiverBackbone": {"heads": ([3], FULL)},
@@ -160,6 +161,10 @@ MORE = {
         **{"module_kernel_size": (4,), "value_dim": (5,), "num_key_value_heads": (1,)},
     },
     "TokenLearner": {"normalization": ("mean", None)},
+    "TransformerBlock": {
+        **dict.fromkeys(("attention", "cross_attention", "feed_forward"), (3, "dense")),
+        "remat": FLAGS,
+    },
 }
 # Values that these heads have no meaning for.
 PRODUCTS = "FeatureMap ClusteredQuery Compressed LongShort Induced Luna Nystrom "
@@ -191,16 +196,13 @@ MEANINGLESS = {
 }
 
 
-def of_name(argument, of_heads):
+def of_name(argument):
     """Returns values that no argument of the name may be."""
     if argument in BY_NAME:
         return BY_NAME[argument]
     if argument.startswith("num_"):
         return SIZES
-    for endings, values in {
-        **ENDINGS,
-        **(ENDINGS_OF_HEADS if of_heads else {}),
-    }.items():
+    for endings, values in ENDINGS.items():
         if argument.endswith(endings):
             return values
     return ()
@@ -211,10 +213,9 @@ def wrong_values(name, layer):
     config = layer.get_config() if hasattr(layer, "get_config") else layer.to_dict()
     for together in ("projection_config", "clustering"):
         config |= config.get(together) or {}
-    heads = layers.HeadGroup, layers.MixedAttention, layers.ProjectionConfig
     for argument, default in config.items():
         allowed = default if default is None else ALLOWED.get(argument, default)
-        for value in of_name(argument, isinstance(layer, heads)):
+        for value in of_name(argument):
             if value is not allowed:
                 yield argument, value
         for value in MORE.get(name, {}).get(argument, ()):

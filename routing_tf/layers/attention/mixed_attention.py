@@ -16,6 +16,7 @@ from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.stated_gradients import are_stated
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_positive_integer
@@ -209,7 +210,7 @@ class MixedAttention(Projections):
         self.remat = remat or False
         check_choice("remat", self.remat, REMATS)
         self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
-        check_choice("qk_norm", qk_norm, (False, True))
+        check_flag("qk_norm", qk_norm)
         self.qk_norm = qk_norm
         self.head_groups = arguments.check_head_groups(head_groups)
         self.block_shape = block_shape

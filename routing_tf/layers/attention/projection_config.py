@@ -3,7 +3,7 @@
 import dataclasses
 
 from routing_tf.layers.support.settings import Settings
-from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import constraint
 from routing_tf.layers.support.validation import initializer
 from routing_tf.layers.support.validation import regularizer
@@ -60,8 +60,9 @@ class ProjectionConfig(Settings):
     project_shared_keys: bool = False
 
     def __post_init__(self):
-        check_choice("use_gate", self.use_gate, (False, True))
         for name, value in self.to_dict().items():
+            if isinstance(getattr(type(self), name), bool):
+                check_flag(name, value)
             find = _KERAS_OBJECTS.get(name.rpartition("_")[2])
             if find is not None:
                 object.__setattr__(self, name, find(name, value))

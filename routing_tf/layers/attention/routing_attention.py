@@ -9,6 +9,7 @@ from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_seed
 from routing_tf.layers.support.validation import initializer
 from routing_tf.layers.support.validation import is_integer
 
@@ -212,7 +213,7 @@ class RoutingAttention(MixedAttention):
             setattr(self, name, clustering[name])
         self.dropout = dropout
         self.key_shift = groups[0].key_shift
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.rotary_positions = rotary_positions
         self.attention_implementation = attention_implementation
 

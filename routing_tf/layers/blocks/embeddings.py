@@ -15,8 +15,11 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.segments import Segments
 from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import check_seed
+from routing_tf.layers.support.validation import initializer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -68,7 +71,10 @@ class TokenEmbedding(ConfiguredLayer):
             "vocabulary_size", vocabulary_size
         )
         self.embedding_dim = check_positive_integer("embedding_dim", embedding_dim)
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_initializer = initializer(
+            "embeddings_initializer", embeddings_initializer
+        )
+        check_flag("scale", scale)
         self.scale = scale
 
     def build(self, token_ids_shape):
@@ -139,6 +145,7 @@ class TimingSignal(ConfiguredLayer):
         super().__init__(**kwargs)
         declare_call_argument(self, "segment_ids")
         self.supports_masking = True
+        check_flag("restart", restart)
         self.restart = restart
         self.min_timescale = min_timescale
         self.max_timescale = max_timescale
@@ -227,6 +234,7 @@ class GridEmbedding(ConfiguredLayer):
         super().__init__(**kwargs)
         declare_call_argument(self, "segment_ids")
         self.supports_masking = True
+        check_flag("restart", restart)
         self.restart = restart
         if not isinstance(grid_shape, (tuple, list)) or not grid_shape:
             raise ValueError(
@@ -236,7 +244,9 @@ class GridEmbedding(ConfiguredLayer):
         self.grid_shape = tuple(
             check_positive_integer("grid_shape", length) for length in grid_shape
         )
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_initializer = initializer(
+            "embeddings_initializer", embeddings_initializer
+        )
 
     def build(self, inputs_shape):
         self.tables = [
@@ -323,7 +333,7 @@ class TokenDropout(ConfiguredLayer):
         check_rate("rate", rate)
         self.supports_masking = True
         self.rate = rate
-        self.seed = seed
+        self.seed = check_seed(seed)
         self.seed_generator = keras.random.SeedGenerator(seed)
 
     def call(self, token_ids, training=None):

@@ -8,6 +8,7 @@ from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import initializer
 
 ACTIVATIONS = ("geglu", "relu", "sigmoid_gelu")
 # x * sigmoid(1.702 x) is close to the GELU.
@@ -76,8 +77,8 @@ class FeedForward(ConfiguredLayer):
         )
         self.activation = activation
         self.dropout = dropout
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.output_initializer = keras.initializers.get(output_initializer)
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.output_initializer = initializer("output_initializer", output_initializer)
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, inputs_shape):

@@ -13,6 +13,7 @@ from routing_tf.layers.support.positions import Positions
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -95,7 +96,9 @@ class SubpixelEmbedding(ConfiguredLayer):
                     f"Received: block_shape={block_shape!r}"
                 )
         self.position_embeddings = position_embeddings
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
+        self.embeddings_initializer = initializer(
+            "embeddings_initializer", embeddings_initializer
+        )
         if coordinate_embeddings and not position_embeddings:
             raise ValueError(
                 "`coordinate_embeddings` need `position_embeddings`. Received: "
@@ -103,7 +106,9 @@ class SubpixelEmbedding(ConfiguredLayer):
                 f"position_embeddings={position_embeddings}. Leave one of the two out"
             )
         self.coordinate_embeddings = coordinate_embeddings
-        self.position_initializer = keras.initializers.get(position_initializer)
+        self.position_initializer = initializer(
+            "position_initializer", position_initializer
+        )
 
     def build(self, images_shape):
         _check_rank("images", images_shape)

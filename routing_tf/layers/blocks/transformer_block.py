@@ -15,6 +15,7 @@ from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_rate
 
 LAYER_NORM_EPSILON = 1e-6
@@ -185,13 +186,16 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         check_choice("norm_position", norm_position, tuple(STEPS))
         declare_call_argument(self, "routing_scope", "segment_ids")
         self.supports_masking = True
-        self.attention = deserialize(attention)
-        self.feed_forward = deserialize(feed_forward)
-        self.cross_attention = deserialize(cross_attention)
+        self.attention = _layer("attention", attention)
+        self.feed_forward = _layer("feed_forward", feed_forward)
+        self.cross_attention = _layer("cross_attention", cross_attention)
         self.norm_position = norm_position
         self.dropout = dropout
+        check_flag("use_causal_mask", use_causal_mask)
         self.use_causal_mask = use_causal_mask
+        check_flag("remat", remat)
         self.remat = remat
+        check_flag("remat_feed_forward", remat_feed_forward)
         self.remat_feed_forward = remat_feed_forward
         for part in self.parts:
             for side, letters in zip(("input", "output"), STEPS[norm_position]):
@@ -398,6 +402,16 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
 
     def compute_output_shape(self, inputs_shape, memory_shape=None):
         return inputs_shape
+
+
+def _layer(name, value):
+    """Returns the layer that a layer or its config stands for, or None for None."""
+    layer = deserialize(value)
+    if layer is None or isinstance(layer, keras.layers.Layer):
+        return layer
+    raise ValueError(
+        f"`{name}` must be a layer, its config, or None. Received: {name}={value!r}"
+    )
 
 
 def _shape_of(x):

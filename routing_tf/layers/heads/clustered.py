@@ -21,6 +21,7 @@ from routing_tf.layers.support.key_shift import read_next_values
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -101,6 +102,7 @@ class ClusteredHeads(HeadGroup):
         self.attention_window = check_positive_integer(
             "attention_window", attention_window
         )
+        check_flag("share_query_key", share_query_key)
         self.share_query_key = share_query_key
         self.exploring_queries = check_non_negative_integer(
             "exploring_queries", exploring_queries

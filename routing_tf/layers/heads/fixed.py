@@ -18,6 +18,7 @@ from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.segments import segment_mask
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 
 ARRANGEMENTS = ("merged", "separate", "summaries")
@@ -91,7 +92,7 @@ class FixedHeads(HeadGroup):
             "num_summary_columns", num_summary_columns
         )
         check_choice("arrangement", arrangement, ARRANGEMENTS)
-        check_choice("distinct_summaries", distinct_summaries, (False, True))
+        check_flag("distinct_summaries", distinct_summaries)
         self.block_shape = check_block_shape("block_shape", block_shape)
         if num_summary_columns > self.block_length:
             raise ValueError(

@@ -19,6 +19,7 @@ from routing_tf.layers.support.lengths import of_length
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_optional_number
@@ -176,7 +177,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
                 "heads have no single softmax over the keys of a query. Received: "
                 f"entmax_alpha={entmax_alpha!r}"
             )
-        check_choice("rotary_positions", rotary_positions, (False, True))
+        check_flag("rotary_positions", rotary_positions)
         self.rotary_positions = rotary_positions
         self.rotary_wavelength = check_positive_number(
             "rotary_wavelength", rotary_wavelength
@@ -258,7 +259,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
 
     def set_qk_norm(self, qk_norm):
         """Sets `qk_norm`; raises a `ValueError` if the group cannot have it."""
-        check_choice("qk_norm", qk_norm, (False, True))
+        check_flag("qk_norm", qk_norm)
         if qk_norm and not self.compares_by_products:
             refuse_comparison(self, "qk_norm", False, qk_norm)
         self.qk_norm = qk_norm

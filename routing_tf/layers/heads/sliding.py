@@ -15,7 +15,7 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.segments import segment_mask
-from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 
 
@@ -75,7 +75,7 @@ class SlidingHeads(HeadGroup):
     def __init__(self, num_heads, radius=128, is_strided=False, **kwargs):
         super().__init__(num_heads, **kwargs)
         self.radius = check_non_negative_integer("radius", radius)
-        check_choice("is_strided", is_strided, (False, True))
+        check_flag("is_strided", is_strided)
         if is_strided and not self.radius:
             raise ValueError(
                 "`radius` must be at least 1 with `is_strided=True`, which shows "

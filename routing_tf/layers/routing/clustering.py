@@ -5,6 +5,7 @@ import numbers
 
 from routing_tf.layers.support.settings import Settings
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 
@@ -84,6 +85,7 @@ class Clustering(Settings):
         check_not_negative("commitment_weight", self.commitment_weight)
         check_not_negative("balance_rate", self.balance_rate)
         check_not_negative("anchor_weight", self.anchor_weight)
+        check_flag("ema", self.ema)
         if not self.ema:
             self._check_averages_alone()
 

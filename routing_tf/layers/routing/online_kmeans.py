@@ -17,6 +17,7 @@ from routing_tf.layers.support.replicas import sum_of_earlier_replicas
 from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.stated_gradients import stated_gradient
+from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 
 LAYER_NORM_EPSILON = 1e-6
@@ -127,7 +128,9 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         super().__init__(**kwargs)
         self.clustering = clustering
         self.num_clusters = check_positive_integer("num_clusters", num_clusters)
-        self.smoothing_epsilon = smoothing_epsilon
+        self.smoothing_epsilon = check_not_negative(
+            "smoothing_epsilon", smoothing_epsilon
+        )
         for name, value in self.clustering.to_dict().items():
             setattr(self, name, value)
 

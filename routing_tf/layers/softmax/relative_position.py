@@ -15,6 +15,7 @@ from routing_tf.layers.support.lengths import library
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import initializer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -69,8 +70,10 @@ class RelativePosition(ConfiguredLayer):
         self.max_relative_position = check_positive_integer(
             "max_relative_position", max_relative_position
         )
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        self.key_initializer = keras.initializers.get(key_initializer)
+        self.embeddings_initializer = initializer(
+            "embeddings_initializer", embeddings_initializer
+        )
+        self.key_initializer = initializer("key_initializer", key_initializer)
 
     def build(self, query_shape, value_shape):
         rows = 2 * self.max_relative_position + 1

@@ -27,6 +27,8 @@ from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import check_seed
+from routing_tf.layers.support.validation import initializer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -152,9 +154,13 @@ class ScaledDotProduct(ConfiguredLayer):
         self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
         self.max_relative_position = max_relative_position
         self.dropout = dropout
-        self.embeddings_initializer = keras.initializers.get(embeddings_initializer)
-        self.relative_key_initializer = keras.initializers.get(relative_key_initializer)
-        self.seed = seed
+        self.embeddings_initializer = initializer(
+            "embeddings_initializer", embeddings_initializer
+        )
+        self.relative_key_initializer = initializer(
+            "relative_key_initializer", relative_key_initializer
+        )
+        self.seed = check_seed(seed)
         self.relative_position = None
         if max_relative_position is not None:
             self.relative_position = RelativePosition(

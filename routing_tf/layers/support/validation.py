@@ -94,6 +94,16 @@ def check_choice(name, value, choices):
         )
 
 
+def check_flag(name, value):
+    """Raises a `ValueError` unless `value` is True or False."""
+    check_choice(name, value, (False, True))
+
+
+def check_seed(seed):
+    """Returns a seed of at least 0 as an `int`, or None; else raises a `ValueError`."""
+    return None if seed is None else check_non_negative_integer("seed", seed)
+
+
 def initializer(name, value):
     """Returns the Keras initializer for `value`; raises a `ValueError` without one."""
     return _keras_object("initializer", keras.initializers, name, value)

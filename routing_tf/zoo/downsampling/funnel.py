@@ -7,7 +7,7 @@ from keras import ops
 from routing_tf import layers
 from routing_tf.layers.support.keras_internals import mask_of
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -194,7 +194,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
         self.num_decoder_layers = check_non_negative_integer(
             "num_decoder_layers", num_decoder_layers
         )
-        check_choice("separate_cls", separate_cls, (False, True))
+        check_flag("separate_cls", separate_cls)
         self.separate_cls = separate_cls
         self.intermediate_dim = check_optional_integer(
             "intermediate_dim", intermediate_dim

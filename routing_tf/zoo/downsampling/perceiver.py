@@ -12,7 +12,7 @@ from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.serialization import serialize
-from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
@@ -155,9 +155,9 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         self.num_cross_attentions = check_positive_integer(
             "num_cross_attentions", num_cross_attentions
         )
-        check_choice("share_weights", share_weights, (False, True))
+        check_flag("share_weights", share_weights)
         self.share_weights = share_weights
-        check_choice("causal", causal, (False, True))
+        check_flag("causal", causal)
         self.causal = causal
         # Configs, of which each block makes its own heads.
         self.heads = heads

@@ -6,6 +6,7 @@ from keras import ops
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import check_seed
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["TokenFuser", "TokenLearner"]
@@ -80,7 +81,7 @@ class TokenLearner(keras.layers.Layer):
         self.normalization = normalization
         check_rate("dropout", dropout)
         self.dropout = dropout
-        self.seed = seed
+        self.seed = check_seed(seed)
         own = {"dtype": self.dtype_policy}
         self.norm = keras.layers.LayerNormalization(name="norm", **own)
         self.hidden_dense = keras.layers.Dense(
@@ -174,7 +175,7 @@ class TokenFuser(keras.layers.Layer):
         self.supports_masking = True
         check_rate("dropout", dropout)
         self.dropout = dropout
-        self.seed = seed
+        self.seed = check_seed(seed)
         own = {"dtype": self.dtype_policy}
         self.token_norm = keras.layers.LayerNormalization(name="token_norm", **own)
         self.mixed_norm = keras.layers.LayerNormalization(name="mixed_norm", **own)

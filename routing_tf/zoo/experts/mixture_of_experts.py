@@ -13,6 +13,8 @@ from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import check_seed
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.experts.routes import PLACES
 from routing_tf.zoo.experts.routes import Routes
 from routing_tf.zoo.experts.routes import places_of
@@ -160,8 +162,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
             "intermediate_dim", intermediate_dim
         )
         self.capacity = check_positive_integer("capacity", capacity)
+        self.top_k = check_positive_integer("top_k", top_k)
         check_choice("top_k", top_k, (1, 2))
-        self.top_k = top_k
         check_choice("activation", activation, ACTIVATIONS)
         self.activation = activation
         check_choice("second_choice", second_choice, SECOND_CHOICES)
@@ -176,8 +178,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         self.z_loss_weight = check_not_negative("z_loss_weight", z_loss_weight)
         check_rate("dropout", dropout)
         self.dropout = dropout
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.seed = seed
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.seed = check_seed(seed)
         self._check_choices()
         self.seed_generator = None
         if router_jitter or second_choice == "random":

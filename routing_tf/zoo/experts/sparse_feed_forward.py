@@ -5,10 +5,11 @@ from keras import ops
 
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import check_seed
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["SparseFeedForward"]
@@ -102,8 +103,8 @@ class SparseFeedForward(ConfiguredLayer):
         self.hard_probability = check_not_negative("hard_probability", hard_probability)
         check_rate("dropout", dropout)
         self.dropout = dropout
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.seed = None if seed is None else check_non_negative_integer("seed", seed)
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.seed = check_seed(seed)
         if self.intermediate_dim % self.block_size:
             raise ValueError(
                 "`block_size` must divide `intermediate_dim`. Received: "

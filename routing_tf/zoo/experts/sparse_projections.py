@@ -15,7 +15,7 @@ from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.positions import Positions
 from routing_tf.layers.support.segments import Segments
 from routing_tf.layers.support.segments import offsets_behind
-from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
@@ -118,7 +118,7 @@ class SparseProjectionAttention(MixedAttention):
         self.length_kernel_size = check_positive_integer(
             "length_kernel_size", length_kernel_size
         )
-        check_choice("use_output_projection", use_output_projection, (False, True))
+        check_flag("use_output_projection", use_output_projection)
         self.use_output_projection = use_output_projection
         self.width = self.num_heads * self.key_dim
         number = self.num_modules or self.num_heads

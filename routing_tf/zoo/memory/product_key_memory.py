@@ -4,8 +4,11 @@ import keras
 from keras import ops
 
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import check_seed
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["ProductKeyMemory"]
@@ -110,11 +113,12 @@ class ProductKeyMemory(keras.layers.Layer):
             self.value_dim = check_positive_integer("value_dim", value_dim)
         check_choice("query_norm", query_norm, ("layer", "batch", None))
         self.query_norm = query_norm
+        check_flag("use_bias", use_bias)
         self.use_bias = use_bias
         check_rate("input_dropout", input_dropout)
         self.input_dropout = input_dropout
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
-        self.seed = seed
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.seed = check_seed(seed)
         if self.key_dim % 2:
             raise ValueError(
                 "`key_dim` must be even, for keys of two halves. Received: "

@@ -9,10 +9,11 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
+from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import arguments
 from routing_tf.zoo.recurrence.segments import TakesState
 from routing_tf.zoo.recurrence.segments import checked_side_attention
@@ -117,11 +118,11 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         self.key_dim = check_positive_integer("key_dim", key_dim)
         self.memory_length = check_positive_integer("memory_length", memory_length)
         self.segment_length = check_optional_integer("segment_length", segment_length)
-        check_choice("same_length", same_length, (False, True))
+        check_flag("same_length", same_length)
         self.same_length = same_length
         check_rate("dropout", dropout)
         self.dropout = dropout
-        self.kernel_initializer = keras.initializers.get(kernel_initializer)
+        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
         self.side_attention = checked_side_attention(side_attention)
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 

@@ -4,6 +4,8 @@ A `Case` is plain data: its `repr` makes it again.
 """
 
 import dataclasses
+import functools
+import math
 
 from hypothesis import strategies as st
 
@@ -37,14 +39,8 @@ OF_KIND = {
     "RoutedHeads": CLUSTERS,
     "SlidingHeads": {"radius": BLOCKS},
 }
-MASKS = (
-    "tail",
-    "holes",
-    "one row of padding",
-    "all padding",
-    "integers",
-    "one for all",
-)
+MASKS = ("tail", "holes", "one row of padding", "all padding", "integers")
+MASKS += ("one for all",)
 
 
 @dataclasses.dataclass
@@ -52,8 +48,8 @@ class Case:
     """A layer, and what it is called with.
 
     `options` are arguments of the layer, `groups` pairs of a kind and its arguments.
-    `masks` are styles by the names of
-    arguments; `content` says what the numbers of `magnitude` are like.
+    `masks` are styles by the names of arguments; `content` says what the numbers of
+    `magnitude` are like.
     """
 
     options: dict
@@ -68,17 +64,18 @@ class Case:
     compiled: bool = False
 
 
-def cases():
-    """Returns the strategy that draws a `Case`."""
-    return _cases()
-
-
 def _pick(*values):
     return st.sampled_from(values)
 
 
 def _chance(draw, percent):
     return draw(st.integers(0, 99)) < percent
+
+
+def _sometimes(draw, options, percent, **values):
+    """Adds to options, with a chance, one of the values of each name."""
+    if _chance(draw, percent):
+        options |= {name: draw(_pick(*each)) for name, each in values.items()}
 
 
 @st.composite
@@ -99,23 +96,15 @@ def _situation(draw):
     for name in ("query_mask", "value_mask"):
         if _chance(draw, 40 if name == "query_mask" or cross else 15):
             masks[name] = draw(st.sampled_from(MASKS))
-    if _chance(draw, 30):
-        masks["token_bias"] = draw(_pick("normal", "normal", "one hidden", "one -inf"))
+    biases = ("normal", "normal", "one hidden", "one -inf")
+    _sometimes(draw, masks, 30, token_bias=biases)
     call = {"use_causal_mask": causal}
-    if _chance(draw, 20):
-        call["training"] = True
-    if _chance(draw, 12):
-        call["return_attention_scores"] = True
+    _sometimes(draw, call, 20, training=(True,))
+    _sometimes(draw, call, 12, return_attention_scores=(True,))
+    contents = *["normal"] * 7, "zeros", "constant", "repeated", "far from zero"
     return Case(
-        options={},
-        groups=[],
-        query=(batch, *lengths, dim),
-        value=value,
-        masks=masks,
-        call=call,
-        content=draw(
-            _pick(*["normal"] * 7, "zeros", "constant", "repeated", "far from zero")
-        ),
+        *({}, [], (batch, *lengths, dim), value, masks, call),
+        content=draw(_pick(*contents)),
         magnitude=draw(_pick(*[1.0] * 7, 0.1, 1e-4, 1e-20, 30.0, 1e4, 1e15)),
         seed=draw(st.integers(0, 10**6)),
         compiled=_chance(draw, 2),
@@ -130,23 +119,18 @@ def _lengths(draw, axes):
 
 def _finish(draw, case):
     """Adds projections and the dtype."""
-    options = case.options
+    sometimes = functools.partial(_sometimes, draw, case.options)
     sizes = (2, 3, 4, 4, 5, 8)
     if any(own.get("rotary_positions") for _, own in case.groups):
         sizes = (2, 4, 4, 8)
-    options["key_dim"] = draw(_pick(*sizes))
-    if _chance(draw, 25):
-        options["value_dim"] = draw(_pick(1, 3, 6))
-    if _chance(draw, 20):
-        options["output_dim"] = draw(_pick(1, 5))
-    if _chance(draw, 15):
-        options["shared_head_projection"] = True
-    if _chance(draw, 15):
-        options["project_shared_keys"] = True
-    if not _chance(draw, 4):
-        options["kernel_initializer"] = "zeros"
-    if _chance(draw, 15):
-        options["dtype"] = "mixed_bfloat16"
+    case.options["key_dim"] = draw(_pick(*sizes))
+    sometimes(25, value_dim=(1, 3, 6))
+    sometimes(20, output_dim=(1, 5))
+    sometimes(15, shared_head_projection=(True,))
+    sometimes(15, project_shared_keys=(True,))
+    sometimes(96, kernel_initializer=("zeros",))
+    sometimes(15, dtype=("mixed_bfloat16",))
+    if "dtype" in case.options:
         case.magnitude = draw(_pick(0.1, 0.3, 1e-3))
     return case
 
@@ -175,7 +159,8 @@ def _choose_key_shift(draw, case, options):
 
 
 @st.composite
-def _cases(draw):
+def cases(draw):
+    """Draws a `Case`."""
     case = draw(_situation())
     axes = len(case.query) - 2
     rectangle = None
@@ -206,33 +191,30 @@ def _cases(draw):
 def _group(draw, kind, case, rectangle):
     """Draws the arguments of a group."""
     options = {"num_heads": draw(_pick(1, 1, 2))}
-    if kind != "FixedHeads" and _chance(draw, 35):
-        options["max_relative_position"] = draw(_pick(1, 2, 5, 50))
+    sometimes = functools.partial(_sometimes, draw, options)
+    if kind != "FixedHeads":
+        sometimes(35, max_relative_position=(1, 2, 5, 50))
     if not case.call.get("training"):
         options["dropout"] = draw(_pick(0.0, 0.0, 0.5))
-    if case.masks.get("token_bias") == "normal" and _chance(draw, 30):
-        options["token_bias_weight"] = draw(_pick("fixed", "trainable"))
+    if case.masks.get("token_bias") == "normal":
+        sometimes(30, token_bias_weight=("fixed", "trainable"))
     _choose_key_shift(draw, case, options)
-    if _chance(draw, 12):
-        options["logit_soft_cap"] = draw(_pick(0.5, 2.0, 30.0))
-    if _chance(draw, 12):
-        options["qk_norm"] = True
-    if case.value is None and _chance(draw, 12):
-        options["rotary_positions"] = True
-        options["rotary_wavelength"] = draw(_pick(50, 10_000))
-    if kind in (*SOFTMAX_OF_ALL, "HashedHeads") and _chance(draw, 12):
-        options["entmax_alpha"] = draw(_pick(1.2, 1.5, 2, "learned"))
+    sometimes(12, logit_soft_cap=(0.5, 2.0, 30.0))
+    sometimes(12, qk_norm=(True,))
+    if case.value is None:
+        sometimes(12, rotary_positions=(True,), rotary_wavelength=(50, 10_000))
+    if kind in (*SOFTMAX_OF_ALL, "HashedHeads"):
+        sometimes(12, entmax_alpha=(1.2, 1.5, 2, "learned"))
     if kind in BLOCKED:
         options["block_shape"] = draw(_pick((1,), (2,), (3,), (5,), (8,), (64,)))
-        if rectangle and _chance(draw, 70):
-            options["block_shape"] = rectangle
+        sometimes(70 if rectangle else 0, block_shape=(rectangle,))
     if kind == "LocalHeads" and _chance(draw, 60):
         flanges = [st.integers(0, 3)]
         flanges.append(st.tuples(*[st.integers(0, 2)] * len(options["block_shape"])))
         options["flange_blocks"] = draw(st.one_of(flanges))
     is_line = len(options.get("block_shape", ())) == 1
-    if kind == "LocalHeads" and is_line and case.value is None and _chance(draw, 20):
-        options["dilation"] = draw(_pick(2, 3, 50))
+    if kind == "LocalHeads" and is_line and case.value is None:
+        sometimes(20, dilation=(2, 3, 50))
     for name, values in OF_KIND.get(kind, {}).items():
         options[name] = draw(_pick(*values))
     if kind == "AxialHeads":
@@ -241,33 +223,23 @@ def _group(draw, kind, case, rectangle):
         if len(case.query) == 3:
             options["width"] = draw(_pick(1, 2, 5, 64))
     if kind == "FixedHeads":
-        block = 1
-        for size in options["block_shape"]:
-            block *= size
+        block = math.prod(options["block_shape"])
         options["num_summary_columns"] = draw(st.integers(1, min(block, 9)))
-        if _chance(draw, 40):
-            options["arrangement"] = draw(_pick("separate", "summaries"))
-            options["num_heads"] = 2
-        if _chance(draw, 30):
-            options["distinct_summaries"] = True
+        sometimes(40, arrangement=("separate", "summaries"), num_heads=(2,))
+        sometimes(30, distinct_summaries=(True,))
     if kind == "SlidingHeads" and "max_relative_position" not in options:
         options["is_strided"] = draw(st.booleans())
-    if kind in CLUSTERED and _chance(draw, 20):
-        options["query_cluster"] = draw(_pick("query", "key"))
+    if kind in CLUSTERED:
+        sometimes(20, query_cluster=("query", "key"))
     if kind in ("RoutedHeads", "ClusterStridedHeads"):
-        if _chance(draw, 30):
-            options["prefix_block_size"] = draw(_pick(1, 2, 5, 64))
-        if _chance(draw, 20):
-            options["update_rule"] = "paper"
-        elif _chance(draw, 20):
-            options["ema"] = False
-        if _chance(draw, 20):
-            options["decay"] = draw(_pick(0, 0.0, 0.5, 1))
-            options["commitment_weight"] = draw(_pick(0, 0.0, 2.0))
+        sometimes(30, prefix_block_size=(1, 2, 5, 64))
+        sometimes(20, update_rule=("paper",))
+        if "update_rule" not in options:
+            sometimes(20, ema=(False,))
+        sometimes(20, decay=(0, 0.0, 0.5, 1), commitment_weight=(0, 0.0, 2.0))
     if kind == "RoutedHeads":
         _choose_routing(draw, case, options)
-        if _chance(draw, 50):
-            options["routing_scope"] = draw(_pick("full", "prefix"))
+        sometimes(50, routing_scope=("full", "prefix"))
         _choose_clusters_per_query(draw, options)
     return options
 
@@ -288,11 +260,9 @@ def _sequence_lengths(case, rectangle):
     blocks = rectangle or case.options["block_shape"]
     lengths = []
     for shape in (case.query, case.value or case.query):
-        product = 1
-        for axis, size in enumerate(shape[1:-1]):
-            block = blocks[axis] if blocks else 1
-            product *= -(-size // block) * block
-        lengths.append(product)
+        sizes = shape[1:-1]
+        pairs = zip(sizes, blocks or [1] * len(sizes))
+        lengths.append(math.prod(-(-size // block) * block for size, block in pairs))
     return lengths
 
 

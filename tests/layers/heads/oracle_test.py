@@ -47,10 +47,14 @@ EXPERT = {**ROUTED, "routing": "expert_choice"}
 THRESHOLD = {**ROUTED, "routing": "expert_threshold"}
 PREFIX = {"attention_window": 5, "prefix_block_size": 5, "seed": 1}
 HASHED = {"num_buckets": 4, "attention_window": 3}
-TWO_READS = {"attention_window": 6, "clusters_per_query": 2}
+SCOPE, ALL_OF_IT = {"routing_scope": "prefix"}, {"attention_window": 30}
+WIDE = {**THRESHOLD, "attention_window": 5, **SEPARATE, **relative(3)}
+TWO_READS = {"attention_window": 6, "clusters_per_query": 2, "seed": 1, **SEPARATE}
 ROTARY = {"rotary_positions": True, "rotary_wavelength": 50}
 GLOBAL = {"global_positions": (0, 7), "attention_window": 4}
 FIXED = {"block_shape": (4,), "num_summary_columns": 1, "arrangement": "separate"}
+DISTINCT = {"block_shape": (5,), "num_summary_columns": 2, "distinct_summaries": True}
+RECTANGLE = {"block_shape": (1, 2), "flange_blocks": (1, 0)}
 CASES = {
     "full": case("Full", **relative(3), **CAUSAL),
     "full, capped distances": case(
@@ -65,14 +69,7 @@ CASES = {
     "local, flange of one entry": case(
         "Local", 10, block_shape=(3,), flange_blocks=(2,), **relative(3)
     ),
-    "local on two axes": case(
-        "Local",
-        (3, 8),
-        block_shape=(1, 2),
-        flange_blocks=(1, 0),
-        **relative(5),
-        **CAUSAL,
-    ),
+    "local on two axes": case("Local", (3, 8), **RECTANGLE, **relative(5), **CAUSAL),
     "local, capped": case("Local", 15, block_shape=(4,), logit_soft_cap=1.5, **CAUSAL),
     "local, rotary, shifted": case("Local", 15, block_shape=(4,), **ROTARY, **SHIFTED),
     "local, rotary on two axes": case(
@@ -83,15 +80,7 @@ CASES = {
     "strided, memory": case("Strided", 12, 14, block_shape=(4,), **relative(1)),
     "fixed": case("Fixed", 11, block_shape=(3,), num_summary_columns=3),
     "fixed, separate": case("Fixed", **FIXED, **CAUSAL),
-    "fixed, distinct": case(
-        "Fixed",
-        13,
-        block_shape=(5,),
-        num_summary_columns=2,
-        distinct_summaries=True,
-        num_heads=4,
-        **CAUSAL,
-    ),
+    "fixed, distinct": case("Fixed", 13, num_heads=4, **DISTINCT, **CAUSAL),
     "global": case("Global", **GLOBAL, **relative(3)),
     "global, causal": case("Global", **GLOBAL, **relative(3), **CAUSAL),
     "random blocks": case(
@@ -125,32 +114,19 @@ CASES = {
     ),
     "Routed": case("Routed", **EXPERT, **relative(2)),
     "Routed, memory": case(
-        "Routed",
-        memory=7,
-        **{**EXPERT, "attention_window": 30},
-        **SEPARATE,
-        **relative(2),
+        "Routed", memory=7, **{**EXPERT, **ALL_OF_IT}, **SEPARATE, **relative(2)
     ),
     "Routed, causal": case(
         "Routed", **{**EXPERT, "attention_window": 5}, **relative(2), **CAUSAL
     ),
     "Routed, prefix, apart": case(
-        "Routed",
-        routing_scope="prefix",
-        **{**EXPERT, **PREFIX},
-        **SEPARATE,
-        **relative(4),
-        **CAUSAL,
+        "Routed", **{**EXPERT, **PREFIX, **SCOPE}, **SEPARATE, **relative(4), **CAUSAL
     ),
     "Routed, prefix, shifted": case(
-        "Routed",
-        routing_scope="prefix",
-        **{**EXPERT, **PREFIX},
-        **relative(4),
-        **SHIFTED,
+        "Routed", **{**EXPERT, **PREFIX, **SCOPE}, **relative(4), **SHIFTED
     ),
     "Routed, prefix, normalised": case(
-        "Routed", 15, routing_scope="prefix", qk_norm=True, **EXPERT, **CAUSAL
+        "Routed", 15, qk_norm=True, **EXPERT, **SCOPE, **CAUSAL
     ),
     "last members, apart, shifted": case(
         "Routed", **CHOICE, **SEPARATE, **relative(30), **SHIFTED
@@ -159,13 +135,7 @@ CASES = {
         "Routed", **CHOICE, **OF_KEYS, **relative(30), **CAUSAL
     ),
     "last members, two reads, capped": case(
-        "Routed",
-        15,
-        logit_soft_cap=1.5,
-        seed=1,
-        **{**CHOICE, **TWO_READS},
-        **SEPARATE,
-        **CAUSAL,
+        "Routed", 15, logit_soft_cap=1.5, **{**CHOICE, **TWO_READS}, **CAUSAL
     ),
     "last members, apart, normalised": case(
         "Routed", 15, qk_norm=True, **CHOICE, **SEPARATE, **CAUSAL
@@ -175,24 +145,13 @@ CASES = {
         "Routed", 15, entmax_alpha="learned", **CHOICE, **SEPARATE, **CAUSAL
     ),
     "thresholds, apart": case(
-        "Routed",
-        100,
-        seed=3,
-        **{**THRESHOLD, "attention_window": 17},
-        **SEPARATE,
-        **relative(4),
-        **CAUSAL,
+        "Routed", 100, seed=3, **{**WIDE, "attention_window": 17}, **CAUSAL
     ),
     "thresholds, by the key": case(
         "Routed", seed=3, **THRESHOLD, **OF_KEYS, **relative(30), **CAUSAL
     ),
     "thresholds, in one cluster": case(
-        "Routed",
-        max_clusters_per_token=1,
-        **{**THRESHOLD, "attention_window": 5},
-        **SEPARATE,
-        **relative(3),
-        **CAUSAL,
+        "Routed", max_clusters_per_token=1, **WIDE, **CAUSAL
     ),
     # The sound routing is the default.
     "Routed by default": case("Routed", **ROUTED, **SEPARATE),

@@ -16,26 +16,17 @@ hashed = functools.partial(layers.HashedHeads, HEADS, num_buckets=4, attention_w
 several = functools.partial(
     layers.RoutedHeads, HEADS, 3, attention_window=6, clusters_per_query=2
 )
+rectangles = functools.partial(local, (2, 2))
+three = functools.partial(layers.FixedHeads, 3)
+sliding = functools.partial(layers.SlidingHeads, HEADS, 0)
 MADE = [
-    (local, {"block_shape": (2, 2), "dilation": 3}, "`dilation` .*=3 with block_shape"),
+    (rectangles, {"dilation": 3}, "`dilation` .*=3 with block_shape"),
     *(
-        (
-            local,
-            {"block_shape": (2, 2), "memory_block_shape": memory},
-            r"`memory_block_shape`.*with block_shape=\(2, 2\)",
-        )
+        (rectangles, {"memory_block_shape": memory}, r"`memory_block_shape`.*\(2, 2\)")
         for memory in ((2,), (2, 3))
     ),
-    (
-        functools.partial(layers.FixedHeads, 3),
-        {"arrangement": "separate"},
-        "`num_heads`.*even.*Received: num_heads=3",
-    ),
-    (
-        functools.partial(layers.SlidingHeads, HEADS),
-        {"radius": 0, "is_strided": True},
-        "`radius`.*`is_strided=True`.*radius=0",
-    ),
+    (three, {"arrangement": "separate"}, "`num_heads`.*even.*Received: num_heads=3"),
+    (sliding, {"is_strided": True}, "`radius`.*`is_strided=True`.*radius=0"),
     (hashed, {"num_buckets": 5, "hash": "rotation"}, "`num_buckets` must be even.*=5."),
     *(
         (hashed, {"attends_to_self": False, **options}, "`attends_to_self=False` needs")
@@ -71,92 +62,61 @@ def test_refuses_arguments_that_do_not_fit(make, options, message):
 
 CROSS, CAUSAL = {"is_cross_attention": True}, {"use_causal_mask": True}
 SOUND = "use_causal_mask={}, is_cross_attention={}"
-blocks = functools.partial(local, block_shape=(4,))
+SEPARATE = kinds.SEPARATE
+PLACES = {
+    "positions": Positions((2, 6), (2, 2)),
+    "memory_positions": Positions((6, 2), (2, 2)),
+}
+
+
+def blocks(shape, memory=None, **options):
+    return local(shape, memory_block_shape=memory, **options)
+
+
+# Heads, the length of the memory, and what else they are called with.
 CALLED = [
+    (lambda: blocks((4,), (8,)), 12, {}, "length 12 in blocks of 4, value length 12"),
+    (lambda: blocks((5,), (4,)), 12, CAUSAL, r"`memory_block_shape` .*\(4,\) .*5"),
     (
-        blocks,
-        {"memory_block_shape": (8,)},
-        (12, 12),
-        {},
-        "length 12 in blocks of 4, value length 12",
-    ),
-    (
-        local,
-        {"block_shape": (3,), "memory_block_shape": (4,)},
-        (5, 5),
-        CAUSAL,
-        r"`memory_block_shape` .*=\(4,\) with .*3",
-    ),
-    (
-        blocks,
-        {"memory_block_shape": (4,)},
-        (12, 6),
-        {},
+        *(lambda: blocks((4,), (4,)), 6, {}),
         "(?s)same number of blocks.*length 12 in blocks of 4.*length 6.*of 4",
     ),
-    (local, {"block_shape": (2, 2)}, (12, 12), {}, "with positions on 1 axes"),
-    (
-        local,
-        {"block_shape": (2, 2)},
-        (12, 12),
-        {
-            "positions": Positions((2, 6), (2, 2)),
-            "memory_positions": Positions((6, 2), (2, 2)),
-        },
-        r"\(1, 3\) and \(3, 1\) blocks",
-    ),
-    (
-        local,
-        {"block_shape": 2, "dilation": 3},
-        (12, 6),
-        CROSS,
-        "`dilation` .* is_cross",
-    ),
+    (lambda: blocks((2, 2)), 12, {}, "with positions on 1 axes"),
+    (lambda: blocks((2, 2)), 12, PLACES, r"\(1, 3\) and \(3, 1\) blocks"),
+    (lambda: blocks(2, dilation=3), 6, CROSS, "`dilation` .* is_cross"),
     *(
-        (kinds.fixed, {}, (12, 9), options, "(?s)same length.*lengths 12 and 9")
+        (kinds.fixed, 9, options, "(?s)same length.*lengths 12 and 9")
         for options in ({}, CAUSAL)
     ),
-    (hashed, {"num_rounds": 2}, (12, 12), CROSS, "`num_rounds` must be 1 .*rounds=2"),
+    (lambda: hashed(num_rounds=2), 12, CROSS, "`num_rounds` must be 1 .*rounds=2"),
     (
-        hashed,
-        {"num_rounds": 2, "share_query_key": False},
-        (12, 12),
-        {},
+        *(lambda: hashed(num_rounds=2, **SEPARATE), 12, {}),
         "`share_query_key` must be True without",
     ),
     *(
         (
-            kinds.routed,
-            {"routing": routing, "share_query_key": False},
-            (12, 12),
-            options,
+            *(functools.partial(kinds.routed, routing=routing, **SEPARATE), 12, call),
             f'`routing="{routing}"`(?=.*"expert_choice").*Received: {received}',
         )
         for routing in ("token_choice", "expert_threshold")
-        for options, received in (
+        for call, received in (
             ({}, SOUND.format(False, False)),
             (CROSS, SOUND.format(False, True)),
             (CROSS | CAUSAL, SOUND.format(True, True)),
         )
     ),
     (
-        kinds.routed,
-        {},
-        (12, 12),
-        CROSS | CAUSAL,
+        *(kinds.routed, 12, CROSS | CAUSAL),
         f"`routing=None` .*Received: {SOUND.format(True, True)}",
     ),
 ]
 
 
-@pytest.mark.parametrize("make, options, lengths, call, message", CALLED)
-def test_refuses_calls_that_do_not_fit(make, options, lengths, call, message):
-    group = make(**options)
-    query, key, value = (
-        helpers.normal(1, HEADS, lengths[n > 0], DIM, seed=n) for n in range(3)
-    )
+@pytest.mark.parametrize("make, memory_length, call, message", CALLED)
+def test_refuses_calls_that_do_not_fit(make, memory_length, call, message):
+    group = make()
     with pytest.raises(ValueError, match=message):
-        group(query, key, value, **call)
+        group(*helpers.streams(12, memory_length), **call)
 
 
 def test_refuses_an_unknown_scope_of_a_call():

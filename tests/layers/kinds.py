@@ -3,7 +3,7 @@
 Their windows and blocks are small: of 9 to 50 tokens most queries see a few.
 """
 
-import functools
+from functools import partial
 
 import pytest
 
@@ -14,14 +14,14 @@ HEADS = cases.HEADS
 RELATIVE = cases.RELATIVE
 SEPARATE = {"share_query_key": False}
 SIZES = {"num_clusters": 3, "attention_window": 5}
-routed = functools.partial(layers.RoutedHeads, HEADS, **SIZES, **RELATIVE)
-experts = functools.partial(routed, routing="expert_choice")
-hashed = functools.partial(
+routed = partial(layers.RoutedHeads, HEADS, **SIZES, **RELATIVE)
+experts = partial(routed, routing="expert_choice")
+hashed = partial(
     layers.HashedHeads, HEADS, num_buckets=4, attention_window=5, **RELATIVE
 )
-strided = functools.partial(layers.ClusterStridedHeads, HEADS, **SIZES, **RELATIVE)
-random = functools.partial(layers.RandomHeads, HEADS, **SIZES, **RELATIVE)
-fixed = functools.partial(layers.FixedHeads, HEADS, 5, 2)
+strided = partial(layers.ClusterStridedHeads, HEADS, **SIZES, **RELATIVE)
+random = partial(layers.RandomHeads, HEADS, **SIZES, **RELATIVE)
+fixed = partial(layers.FixedHeads, HEADS, 5, 2)
 REFORMER = {"hash": "rotation", "normalization": "unit_keys", "attends_to_self": False}
 
 # What each class of the core must be given, besides the number of heads.
@@ -37,41 +37,31 @@ REQUIRED = {
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},
 }
 POSITIONAL = {
-    "full": functools.partial(layers.FullHeads, HEADS, **RELATIVE),
-    "local": functools.partial(
-        layers.LocalHeads, HEADS, (4,), flange_blocks=2, **RELATIVE
-    ),
-    "local_one_block": functools.partial(layers.LocalHeads, HEADS, (100,), **RELATIVE),
-    "dilated": functools.partial(
-        layers.LocalHeads, HEADS, (2,), dilation=3, **RELATIVE
-    ),
-    "strided": functools.partial(layers.StridedHeads, HEADS, (5,), **RELATIVE),
+    "full": partial(layers.FullHeads, HEADS, **RELATIVE),
+    "local": partial(layers.LocalHeads, HEADS, (4,), flange_blocks=2, **RELATIVE),
+    "local_one_block": partial(layers.LocalHeads, HEADS, (100,), **RELATIVE),
+    "dilated": partial(layers.LocalHeads, HEADS, (2,), dilation=3, **RELATIVE),
+    "strided": partial(layers.StridedHeads, HEADS, (5,), **RELATIVE),
     "fixed": fixed,
-    "fixed_separate": functools.partial(fixed, arrangement="separate"),
-    "fixed_summaries": functools.partial(fixed, arrangement="summaries"),
-    "fixed_distinct": functools.partial(fixed, distinct_summaries=True),
-    "sliding": functools.partial(layers.SlidingHeads, HEADS, 4, **RELATIVE),
-    "sliding_strided": functools.partial(layers.SlidingHeads, HEADS, 4, True),
+    "fixed_separate": partial(fixed, arrangement="separate"),
+    "fixed_summaries": partial(fixed, arrangement="summaries"),
+    "fixed_distinct": partial(fixed, distinct_summaries=True),
+    "sliding": partial(layers.SlidingHeads, HEADS, 4, **RELATIVE),
+    "sliding_strided": partial(layers.SlidingHeads, HEADS, 4, True),
 }
 # Their queries may have projections, and so clusters, apart from keys.
 CLUSTERED = {
-    "token_choice": functools.partial(routed, routing="token_choice"),
-    "two_clusters": functools.partial(routed, attention_window=6, clusters_per_query=2),
-    "threshold": functools.partial(routed, routing="expert_threshold"),
-    "prefix": functools.partial(experts, routing_scope="prefix", prefix_block_size=12),
-    "cluster_strided": functools.partial(strided, prefix_block_size=12),
+    "token_choice": partial(routed, routing="token_choice"),
+    "two_clusters": partial(routed, attention_window=6, clusters_per_query=2),
+    "threshold": partial(routed, routing="expert_threshold"),
+    "prefix": partial(experts, routing_scope="prefix", prefix_block_size=12),
+    "cluster_strided": partial(strided, prefix_block_size=12),
     "hashed": hashed,
-    "rounds": functools.partial(hashed, num_rounds=2),
+    "rounds": partial(hashed, num_rounds=2),
     "random": random,
 }
-APART = {
-    f"{kind}_apart": functools.partial(make, **SEPARATE)
-    for kind, make in CLUSTERED.items()
-}
-UNSHIFTED = {
-    "reformer": functools.partial(hashed, num_rounds=2, **REFORMER),
-    **cases.UNSHIFTED,
-}
+APART = {f"{kind}_apart": partial(make, **SEPARATE) for kind, make in CLUSTERED.items()}
+UNSHIFTED = {"reformer": partial(hashed, num_rounds=2, **REFORMER), **cases.UNSHIFTED}
 # One or two of each way to read keys beside the values of the next positions.
 MAY_SHIFT = (
     *("full", "local", "dilated", "strided", "fixed", "sliding", "sliding_strided"),
@@ -81,7 +71,7 @@ MAY_SHIFT = (
     *("column", "learned", "best_blocks", "mixed_blocks", "indexed", "indexed_copies"),
 )
 SHIFTED = {
-    f"{kind}_shifted": functools.partial(make, key_shift=1)
+    f"{kind}_shifted": partial(make, key_shift=1)
     for kind, make in {**POSITIONAL, **CLUSTERED, **APART, **cases.CAUSAL}.items()
     if kind in MAY_SHIFT
 }
@@ -90,13 +80,13 @@ CAUSAL = {**POSITIONAL, **CLUSTERED, **APART, **cases.CAUSAL, **UNSHIFTED, **SHI
 WHOLE = {
     **POSITIONAL,
     "experts": experts,
-    "experts_apart": functools.partial(experts, **SEPARATE),
+    "experts_apart": partial(experts, **SEPARATE),
     "cluster_strided": strided,
-    "cluster_strided_apart": functools.partial(strided, **SEPARATE),
+    "cluster_strided_apart": partial(strided, **SEPARATE),
     "hashed": hashed,
-    "hashed_apart": functools.partial(hashed, **SEPARATE),
+    "hashed_apart": partial(hashed, **SEPARATE),
     "random": random,
-    "random_apart": functools.partial(random, **SEPARATE),
+    "random_apart": partial(random, **SEPARATE),
     **{
         kind: make
         for kind, make in {**UNSHIFTED, **cases.CAUSAL}.items()
@@ -107,10 +97,10 @@ WHOLE = {
 # Of another sequence.
 MEMORIES = {
     **{kind: WHOLE[kind] for kind in ("full", "local", "local_one_block", "strided")},
-    "local_alone": functools.partial(layers.LocalHeads, HEADS, (3,), flange_blocks=0),
+    "local_alone": partial(layers.LocalHeads, HEADS, (3,), flange_blocks=0),
     **{kind: WHOLE[kind] for kind in WHOLE if kind.startswith("expert")},
     **{kind: WHOLE[kind] for kind in ("cluster_strided", "hashed", "random")},
-    "one_hash": functools.partial(hashed, hash="rotation", attends_to_self=False),
+    "one_hash": partial(hashed, hash="rotation", attends_to_self=False),
     **{kind: cases.ALL[kind] for kind in cases.OF_TWO},
 }
 # What a query can see is bounded, and so is what they remember: of tokens with shifted

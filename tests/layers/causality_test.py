@@ -5,22 +5,21 @@ one, so "almost equal" would be a leak. All comparisons are of one function at o
 shape.
 """
 
-import functools
 import json
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
-from routing_tf import layers
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
 
 HEADS, DIM, KEY_DIM = kinds.HEADS, 8, 6
-ON_JAX = keras.backend.backend() == "jax"
+ON_JAX = helpers.ON_JAX
 SLOW = pytest.mark.slow
 IN_CLUSTERS = [
     kind
@@ -34,44 +33,24 @@ def with_clusters(kind, number, window, **options):
     """Returns a function that makes heads of a kind with other sizes of clusters."""
     clusters = "num_buckets" if kind in ("hashed", "rounds") else "num_clusters"
     options |= {clusters: number, "attention_window": window}
-    return functools.partial(kinds.CAUSAL[kind], **options)
-
-
-class Attention(keras.layers.Layer):
-    """Self-attention under a causal mask, or attention to a memory, and a residual."""
-
-    def __init__(self, make_group):
-        super().__init__()
-        self.attention = layers.MixedAttention(
-            [make_group()], KEY_DIM, kernel_initializer="zeros"
-        )
-
-    def build(self, query_shape):
-        self.attention.build(query_shape)
-
-    def call(self, query, real, memory=None):
-        return query + self.attention(
-            query, memory, query_mask=real, use_causal_mask=memory is None
-        )
+    return partial(kinds.CAUSAL[kind], **options)
 
 
 def built_attention(make_group):
-    attention = Attention(make_group)
-    attention.build((None, None, DIM))
-    helpers.randomize(attention)
-    return attention
+    return helpers.attention(make_group(), key_dim=KEY_DIM, dim=DIM)
 
 
-def stateless(layer, weights, *inputs):
-    """Calls a layer with other weights."""
+def attend(layer, weights, query, real, memory=None):
+    """Attends with other weights: to the query under a causal mask, or to a memory."""
     variables = list(zip(layer.weights, weights, strict=True))
+    options = {"query_mask": real, "use_causal_mask": memory is None}
     with keras.StatelessScope(variables, collect_losses=True):
-        return layer(*inputs)
+        return query + layer(query, memory, **options)
 
 
 def forward(layer, jit_compile=ON_JAX):
     """Returns the compiled layer; its weights may change between the calls."""
-    call = helpers.compiled(functools.partial(stateless, layer), jit_compile)
+    call = helpers.compiled(partial(attend, layer), jit_compile)
     return lambda *inputs: call(layer.get_weights(), *inputs)
 
 
@@ -79,7 +58,7 @@ def gradient(layer, jit_compile):
     """Returns the compiled gradient by the inputs, given one by the outputs."""
 
     def objective(query, weights, real, cotangent):
-        return ops.sum(stateless(layer, weights, query, real) * cotangent)
+        return ops.sum(attend(layer, weights, query, real) * cotangent)
 
     call = helpers.compiled(golden_cases.gradient(objective), jit_compile)
     return lambda query, *rest: call(query, layer.get_weights(), *rest)
@@ -143,27 +122,22 @@ FEW = ("token_choice_apart_shifted", "threshold_apart", "prefix", "hashed_apart"
 FEW += ("cluster_strided_shifted", "rounds", "two_clusters", "random")
 
 
-@pytest.mark.parametrize(
-    "kind, jit_compile",
-    [
-        *(
-            pytest.param(*each.values, ON_JAX, marks=each.marks)
-            for each in kinds.some(IN_CLUSTERS, FEW)
-        ),
-        # As JAX has it always.
-        *(
-            pytest.param(kind, True, marks=() if kind == "token_choice" else SLOW)
-            for kind in (() if ON_JAX else ("token_choice", "prefix"))
-        ),
-    ],
-)
+WAYS = [
+    pytest.param(*each.values, ON_JAX, marks=each.marks)
+    for each in kinds.some(IN_CLUSTERS, FEW)
+]
+if not ON_JAX:  # which always compiles
+    WAYS += [("token_choice", True), pytest.param("prefix", True, marks=SLOW)]
+
+
+@pytest.mark.parametrize("kind, jit_compile", WAYS)
 def test_later_tokens_change_no_bit_of_earlier_outputs(kind, jit_compile):
     layer = built_attention(kinds.CAUSAL[kind])
-    call, shift = forward(layer, jit_compile), int("shifted" in kind)
+    call, positions = forward(layer, jit_compile), [int("shifted" in kind), 13, 39]
     for arrange in (helpers.randomize, all_in_one_cluster, most_clusters_empty):
         arrange(layer)
-        last_positions = (shift, 13, 39) if arrange is helpers.randomize else (13, 39)
-        assert_causal(call, sequence(2, 41), padding(2, 41), last_positions)
+        assert_causal(call, sequence(2, 41), padding(2, 41), positions)
+        positions = [13, 39]
 
 
 @pytest.mark.parametrize(
@@ -257,9 +231,7 @@ def test_the_ways_of_the_release_are_not_causal(kind, has_memory):
     """The same check finds what they leak, and that queries compete for a memory."""
     make = getattr(release_heads, f"Trained{kind}Heads")
     options = {"routing": "expert_choice"} if kind == "Routed" else {}
-    layer = built_attention(
-        functools.partial(make, HEADS, 4, 5, **options, **kinds.RELATIVE)
-    )
+    layer = built_attention(partial(make, HEADS, 4, 5, **options, **kinds.RELATIVE))
     memory = [sequence(2, 23, seed=3)] * has_memory
     call = forward(layer, ON_JAX or None)
     with pytest.raises(AssertionError, match="Arrays are not equal"):
@@ -267,18 +239,18 @@ def test_the_ways_of_the_release_are_not_causal(kind, has_memory):
 
 
 LEAKS = json.loads((golden_cases.FOLDER / "causal_leak.json").read_text())
-experts = functools.partial(release_heads.ExactRoutedHeads, routing="expert_choice")
+experts = partial(release_heads.ExactRoutedHeads, routing="expert_choice")
 MEASURED = {
-    "local_only": lambda **o: release_heads.ExactLocalHeads(2, (16,), **o),
-    "strided": lambda **o: release_heads.ExactStridedHeads(2, (16,), **o),
-    "routing_shareqk_norel": lambda **o: experts(2, 4, 16, **o),
-    "routing_shareqk_rel": lambda **o: experts(2, 4, 16, max_relative_position=8, **o),
-    "routing_sepqk_norel": lambda **o: experts(2, 4, 16, share_query_key=False, **o),
-    "hash_shareqk": lambda **o: release_heads.ExactHashedHeads(2, 4, 16, **o),
-    "cluster_strided_plus_cluster": lambda **o: release_heads.ExactClusterStridedHeads(
-        2, 4, 16, share_query_key=False, **o
+    "local_only": partial(release_heads.ExactLocalHeads, 2, (16,)),
+    "strided": partial(release_heads.ExactStridedHeads, 2, (16,)),
+    "routing_shareqk_norel": partial(experts, 2, 4, 16),
+    "routing_shareqk_rel": partial(experts, 2, 4, 16, max_relative_position=8),
+    "routing_sepqk_norel": partial(experts, 2, 4, 16, **kinds.SEPARATE),
+    "hash_shareqk": partial(release_heads.ExactHashedHeads, 2, 4, 16),
+    "cluster_strided_plus_cluster": partial(
+        release_heads.ExactClusterStridedHeads, 2, 4, 16, **kinds.SEPARATE
     ),
-    "routing_window_eq_length_one_cluster": lambda **o: experts(2, 1, 64, **o),
+    "routing_window_eq_length_one_cluster": partial(experts, 2, 1, 64),
 }
 FEW_MEASURED = ("local_only", "routing_shareqk_norel", "hash_shareqk")
 
@@ -294,9 +266,7 @@ def test_leaks_as_often_as_the_release(name):
     position = measured["changed_position"]
     expected = measured["trials_with_any_change"]
     group = MEASURED[name](embeddings_initializer="zeros")
-    attention = layers.MixedAttention([group], 12, kernel_initializer="zeros")
-    attention.build((None, None, 24))
-    leaks = 0
+    attention, leaks = helpers.attention(group, key_dim=12, dim=24), 0
     for trial in range(measured["trials"]):
         helpers.randomize(attention, seed=trial)
         query = helpers.normal(1, 64, 24, seed=100 + trial)

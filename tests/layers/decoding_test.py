@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.support.positions import Positions
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
@@ -30,6 +31,9 @@ CASES = {
         for window in (1, 100)
     },
     "rotary": functools.partial(kinds.routed, rotary_positions=True),
+    "rotary_indexed_shifted": functools.partial(
+        kinds.CAUSAL["indexed"], rotary_positions=True, key_shift=1, qk_norm=True
+    ),
     "rotary_local_shifted": functools.partial(
         layers.LocalHeads, HEADS, (4,), rotary_positions=True, key_shift=1, **NORMALISED
     ),
@@ -44,22 +48,10 @@ CASES = {
 }
 
 
-ON_JAX = keras.backend.backend() == "jax"
-# XLA takes long to compile the loops; the tests of `generate` have it. What is called
-# once is quicker without a graph, too.
-compiled = functools.partial(helpers.compiled, jit_compile=ON_JAX)
-called_once = functools.partial(helpers.compiled, jit_compile=ON_JAX or None)
-
-
+# What is called once is quicker without a graph; the tests of `generate` have one.
+called_once = functools.partial(helpers.compiled, jit_compile=None)
 attention = functools.partial(helpers.attention, key_dim=KEY_DIM)
-
-
-def mask():
-    return helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 4)
-
-
-def whole(layer, x, **options):
-    return layer(x, use_causal_mask=True, routing_scope="prefix", **options)
+WHOLE = {"use_causal_mask": True, "routing_scope": "prefix"}
 
 
 # They take long, and these differ from others little.
@@ -68,7 +60,7 @@ FEW += ("normalised_two_clusters_apart_shifted",)
 FEW += ("prefix_shifted", "hashed_apart", "local", "strided_shifted", "linear_shifted")
 FEW += ("synthesizer_factors", "global", "best_blocks_shifted", "native_sparse")
 FEW += ("convolution_and_window", "luna", "sinkhorn", "rotary_local_shifted")
-FEW += ("indexed", "indexed_copies_shifted")
+FEW += ("rotary_indexed_shifted", "indexed_copies_shifted")
 
 
 @pytest.mark.parametrize("case", kinds.some(CASES, FEW))
@@ -93,18 +85,9 @@ def test_rounding_does_not_choose_among_equal_tokens(case):
     few = np.random.default_rng(0).integers(3, size=(2, LENGTH))
     x = normal(3, DIM)[few]
     rounded = x * (1 + 1e-7 * normal(*x.shape, seed=1))
-
-    def ways(x, rounded):
-        outputs, cache = layer(
-            rounded[:, :20], cache=layer.make_cache(2, LENGTH), cache_index=0
-        )
-        steps, _ = layer(rounded[:, 20:], cache=cache, cache_index=20)
-        steps = ops.concatenate([outputs, steps], axis=1)
-        return whole(layer, x), whole(layer, rounded), steps
-
-    expected, *others = called_once(ways)(x, rounded)
-    for other in others:
-        golden_cases.assert_close(other, expected, 1e-5)
+    outputs = [golden_cases.run(layer, each, **WHOLE)[0] for each in (x, rounded)]
+    golden_cases.assert_close(*outputs, 1e-5)
+    helpers.assert_pieces_equal_the_whole(layer, rounded, 20, whole=WHOLE)
 
 
 def test_bounded_memories_cost_the_same_for_any_context():
@@ -118,13 +101,11 @@ def test_bounded_memories_cost_the_same_for_any_context():
 
 
 rectangles = functools.partial(layers.LocalHeads, HEADS, (2, 3))
+strides = functools.partial(layers.StridedHeads, HEADS, (2, 3))
 GROUPS = {
     "blocks": lambda: [rectangles(), kinds.experts()],
     "wide": lambda: [rectangles(flange_blocks=(1, 0))],
-    "mixed": lambda: [
-        rectangles(flange_blocks=(0, 1)),
-        layers.StridedHeads(HEADS, (2, 3)),
-    ],
+    "mixed": lambda: [rectangles(flange_blocks=(0, 1)), strides()],
     "axial": lambda: [
         rectangles(),
         layers.AxialHeads(HEADS, 0, **kinds.RELATIVE),
@@ -135,7 +116,7 @@ GROUPS = {
     "shifted": lambda: [
         rectangles(flange_blocks=(0, 1), key_shift=1),
         CASES["token_choice_apart_shifted"](),
-        layers.StridedHeads(HEADS, (2, 3), key_shift=1),
+        strides(key_shift=1),
     ],
 }
 
@@ -176,26 +157,40 @@ def test_steps_of_attention_to_a_memory(kind):
     helpers.assert_steps_read_a_memory(layer, DIM, has_bias)
 
 
-def test_a_block_hands_its_caches_on():
-    heads = CASES["token_choice"]()
-    block = layers.TransformerBlock(
-        layers.MixedAttention([heads], KEY_DIM),
-        layers.FeedForward(16),
-        layers.MixedAttention([layers.FullHeads(HEADS)], KEY_DIM),
+def reading():
+    return layers.MixedAttention([layers.FullHeads(HEADS)], KEY_DIM)
+
+
+BLOCKS = {
+    "both": lambda: helpers.block(
+        *(CASES["token_choice"](), CASES["local"]()),
+        feed_forward=layers.FeedForward(16),
+        cross_attention=reading(),
         norm_position="pre",
-    )
-    x, memory = normal(2, LENGTH, DIM), normal(2, 7, DIM, seed=1)
-    real = helpers.tail_mask(7, 7, 5)
-    block.build(x.shape, memory.shape)
+    ),
+    "a memory alone": lambda: helpers.block(cross_attention=reading()),
+    "experts": lambda: helpers.block(
+        layers.FullHeads(HEADS), feed_forward=zoo.MixtureOfExperts(3, 5, 4, top_k=2)
+    ),
+}
 
-    def both(x, memory):
-        expected = block(x, memory=memory, memory_mask=real, routing_scope="prefix")
-        cache = block.make_cache(2, LENGTH, memory, real)
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_hands_its_caches_on(name):
+    block, x = BLOCKS[name](), normal(2, LENGTH, DIM)
+    memory, real = normal(2, 7, DIM, seed=1), helpers.tail_mask(7, 7, 5)
+    about = {"memory": memory, "memory_mask": real} if block.cross_attention else {}
+
+    def both(x, about):
+        expected = block(x, routing_scope="prefix", **about)
+        cache = block.make_cache(2, LENGTH, **about)
+        _, cache = block(x[:, 3:], cache=cache, cache_index=0)  # is forgotten
         first, cache = block(x[:, :-3], cache=cache, cache_index=0)
-        rest, cache = block(x[:, -3:], cache=cache, cache_index=LENGTH - 3)
-        return expected, ops.concatenate([first, rest], axis=1)
+        second, cache = block(x[:, -3:-2], cache=cache, cache_index=LENGTH - 3)
+        rest, _ = block(x[:, -2:], cache=cache, cache_index=LENGTH - 2)
+        return expected, ops.concatenate([first, second, rest], axis=1)
 
-    golden_cases.assert_close(*called_once(both)(x, memory), 1e-5)
+    golden_cases.assert_close(*called_once(both)(x, about), 1e-5)
 
 
 EMPTIED = ("local", "sliding", "token_choice", "threshold", "hashed", "prefix", "row")
@@ -210,7 +205,7 @@ def test_a_start_may_be_one_token(kind):
         _, cache = layer(x[:, :9], cache=layer.make_cache(1, LENGTH), cache_index=0)
         first, cache = layer(x[:, 3:4], cache=cache, cache_index=0)
         rest, _ = layer(x[:, 4:9], cache=cache, cache_index=1)
-        return whole(layer, x[:, 3:9]), ops.concatenate([first, rest], axis=1)
+        return layer(x[:, 3:9], **WHOLE), ops.concatenate([first, rest], axis=1)
 
     golden_cases.assert_close(*called_once(both)(x), 1e-5)
 
@@ -285,20 +280,13 @@ def test_a_cache_may_be_made_before_the_weights():
 def test_the_mask_of_the_keys_counts_with_a_cache(case):
     """Also where the query of a key is padding."""
     layer, x = attention(CASES[case]()), normal(2, LENGTH, DIM)
-    masks = {"value_mask": mask(), "query_mask": helpers.tail_mask(LENGTH, 20, LENGTH)}
+    masks = {
+        "value_mask": helpers.mask_with_a_hole(LENGTH, LENGTH, LENGTH - 4),
+        "query_mask": helpers.tail_mask(LENGTH, 20, LENGTH),
+    }
     masks["query_mask"][:, [2, 5, 13]] = False
-
-    def step(x, value_mask, query_mask, cache, start):
-        about = {"value_mask": value_mask, "query_mask": query_mask}
-        return layer(x, cache=cache, cache_index=start, **about)
-
-    expected, _ = golden_cases.run(
-        layer, x, use_causal_mask=True, routing_scope="prefix", **masks
-    )
-    cache, arrays = layer.make_cache(2, LENGTH), (x, *masks.values())
-    steps, _ = helpers.in_pieces(step, [9, LENGTH - 9], arrays, cache)
     shown = masks["query_mask"] & masks["value_mask"]
-    golden_cases.assert_close(steps[shown], expected[shown], 1e-5)
+    helpers.assert_pieces_equal_the_whole(layer, x, 9, shown=shown, **masks)
 
 
 @helpers.further_on_jax
@@ -328,8 +316,8 @@ def test_chosen_blocks_in_half_precision():
     layer = attention(*groups, dtype=dtype)
 
     # So small that little changes where rounding chooses another block.
-    x, options = 0.1 * normal(2, 24, DIM), {"use_causal_mask": True}
-    helpers.assert_two_pieces_equal_the_whole(layer, x, 9, 0.05, **options)
+    x = 0.1 * normal(2, 24, DIM)
+    helpers.assert_pieces_equal_the_whole(layer, x, 9, tolerance=0.05)
 
 
 @pytest.mark.parametrize("kind", ["Hashed", "ClusterStrided", "Routed"])
@@ -347,26 +335,16 @@ def test_refused():
     two_axes = attention(rectangles())
     block = layers.TransformerBlock(layer, None)
     without_a_mask = layers.TransformerBlock(layer, None, use_causal_mask=False)
-    memory = normal(1, 7, DIM)
-    for make, arguments, options, message in (
-        (layer, (1, 0), {}, "positive integer. Received: max_length=0"),
-        (two_axes, (1, 4), {}, r"axis of positions .*max_length=4 with"),
-        (
-            layer,
-            (1, LENGTH),
-            {"value": normal(1, 7, DIM + 1)},
-            "depth that the layer was built with, 8",
-        ),
-        (without_a_mask, (1, LENGTH), {}, "Received: use_causal_mask=False"),
-        (
-            block,
-            (1, LENGTH),
-            {"memory": memory},
-            r"`memory` must be given .*\(1, 7, 8\)",
-        ),
+    memory, deeper = normal(1, 7, DIM), normal(1, 7, DIM + 1)
+    for make, length, options, message in (
+        (layer, 0, {}, "positive integer. Received: max_length=0"),
+        (two_axes, 4, {}, r"axis of positions .*max_length=4 with"),
+        (layer, LENGTH, {"value": deeper}, "depth that the layer was built with, 8"),
+        (without_a_mask, LENGTH, {}, "Received: use_causal_mask=False"),
+        (block, LENGTH, {"memory": memory}, r"`memory` must be given .*\(1, 7, 8\)"),
     ):
         with pytest.raises(ValueError, match=message):
-            make.make_cache(*arguments, **options)
+            make.make_cache(1, length, **options)
     cache = layer.make_cache(1, LENGTH)
     image = normal(1, 2, 2, DIM)
     for tokens, options, message in (
@@ -384,10 +362,7 @@ def test_refused():
             layer(tokens, cache=cache, **{"cache_index": 0, **options})
     for kind in ("full", "random", "random_logits"):
         bounded = attention(CASES[kind]())
+        cache = bounded.make_cache(1, 4)
         for index, length in ((4, 1), (np.int32(3), 2), (0, 5), (None, 5), (-1, 1)):
             with pytest.raises(ValueError, match="Received: cache_index=.* room for 4"):
-                bounded(
-                    normal(1, length, DIM),
-                    cache=bounded.make_cache(1, 4),
-                    cache_index=index,
-                )
+                bounded(normal(1, length, DIM), cache=cache, cache_index=index)

@@ -39,8 +39,7 @@ def sequences(rows, form):
 @pytest.mark.parametrize("name", kinds.some(FORMS, FEW))
 def test_heads(name):
     make, form = FORMS[name]
-    attention = layers.MixedAttention([make()], key_dim=4)
-    shape = (None, LENGTH, DIM)
+    attention, shape = layers.MixedAttention([make()], key_dim=4), (None, LENGTH, DIM)
     attention.build(shape, shape if form == "cross" else None)
     before = state(attention)
     x, options = sequences(0, form)
@@ -61,8 +60,7 @@ def state(layer):
 
 @pytest.mark.parametrize("kind", kinds.some(ONCE, ("token_choice",)))
 def test_steps(kind):
-    attention = layers.MixedAttention([kinds.CAUSAL[kind]()], key_dim=4)
-    attention.build((None, None, DIM))
+    attention = helpers.attention(kinds.CAUSAL[kind]())
 
     def steps(x):
         cache = attention.make_cache(0, LENGTH)

@@ -24,7 +24,6 @@ HEADS = {
     "name", [pytest.param(n, marks=further if i else ()) for i, n in enumerate(HEADS)]
 )
 def test_fit_trains_and_goes_on_from_a_file(name, tmp_path):
-    keras.utils.set_random_seed(0)
     attention = layers.MixedAttention(HEADS[name](), key_dim=4)
     inputs = keras.Input((LENGTH,), dtype="int32")
     x = keras.layers.Embedding(IDS, DIM, mask_zero=True)(inputs)

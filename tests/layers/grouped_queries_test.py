@@ -1,12 +1,11 @@
 """Tests of grouped queries: heads of keys and values that serve several queries."""
 
-import functools
 import math
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 from routing_tf import layers
 from tests import golden_cases
@@ -15,15 +14,9 @@ from tests.layers import kinds
 
 HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, DIM, LENGTH, MEMORY = 4, 2, 6, 5, 10, 15, 17
 MORE = {
-    "of_keys": functools.partial(
-        kinds.APART["token_choice_apart"], query_cluster="key"
-    ),
-    "threshold_of_keys": functools.partial(
-        kinds.APART["threshold_apart"], query_cluster="key"
-    ),
-    "turned": functools.partial(
-        kinds.APART["token_choice_apart"], rotary_positions=True
-    ),
+    "of_keys": partial(kinds.APART["token_choice_apart"], query_cluster="key"),
+    "threshold_of_keys": partial(kinds.APART["threshold_apart"], query_cluster="key"),
+    "turned": partial(kinds.APART["token_choice_apart"], rotary_positions=True),
 }
 CASES = ["full", "local", "sliding", "strided", "fixed_distinct", "indexed", *MORE]
 CASES += ["two_clusters_apart", "cluster_strided_apart"]
@@ -91,14 +84,9 @@ def num_floats(cache):
 
 def cache_sizes(kind, **options):
     """The numbers of floats in caches for all heads, and for those of keys."""
-    return [
-        num_floats(
-            built(make(kind), num_key_value_heads=number).make_cache(
-                2, LENGTH, **options
-            )
-        )
-        for number in (HEADS, KEY_HEADS)
-    ]
+    numbers = HEADS, KEY_HEADS
+    layers_ = [built(make(kind), num_key_value_heads=number) for number in numbers]
+    return [num_floats(layer.make_cache(2, LENGTH, **options)) for layer in layers_]
 
 
 @pytest.mark.parametrize("kind", kinds.some([*CASES, *WIDE], FEW))
@@ -107,20 +95,11 @@ def test_equals_repeated_keys_and_values(kind):
     attention = built(make(kind))
     other = repeated(attention, make(kind))
     x, real = tokens()
-
-    def ways(x, real):
-        options = {"use_causal_mask": True, "routing_scope": "prefix"}
-        expected = [each(x, query_mask=real, **options) for each in (other, attention)]
-        cache = attention.make_cache(2, LENGTH)
-        start, cache = attention(x[:, :8], query_mask=real[:, :8], cache=cache)
-        rest, cache = attention(
-            x[:, 8:], query_mask=real[:, 8:], cache=cache, cache_index=np.int32(8)
-        )
-        return *expected, ops.concatenate([start, rest], axis=1)
-
-    expected, *others = helpers.compiled(ways, jit_compile=None)(x, real)
-    for other in others:
-        golden_cases.assert_close(other[real], expected[real], 1e-5)
+    whole = {"use_causal_mask": True, "routing_scope": "prefix"}
+    assert_same([attention, other], [x, real], **whole)
+    helpers.assert_pieces_equal_the_whole(
+        attention, x, 8, whole=whole, shown=real, query_mask=real
+    )
     wide, narrow = cache_sizes(kind)
     if kind in WIDE:
         assert narrow == wide
@@ -201,8 +180,7 @@ def test_all_queries_may_have_one_key():
     attention = built(layers.FullHeads(HEADS), num_key_value_heads=1)
     assert attention.key_kernel.shape == (DIM, KEY_DIM)
     assert attention.value_kernel.shape == (DIM, VALUE_DIM)
-    x = helpers.normal(2, LENGTH, DIM)
-    helpers.assert_two_pieces_equal_the_whole(attention, x, 8, use_causal_mask=True)
+    helpers.assert_pieces_equal_the_whole(attention, helpers.normal(2, LENGTH, DIM), 8)
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,19 @@ CLUSTERED = (
     *(layers.RoutedHeads, layers.ClusterStridedHeads, layers.HashedHeads),
     layers.RandomHeads,
 )
+ON_JAX = keras.backend.backend() == "jax"
 # A further case on JAX, where it takes long to compile.
-FURTHER_ON_JAX = [pytest.mark.thorough] * (keras.backend.backend() == "jax")
+FURTHER_ON_JAX = [pytest.mark.thorough] * ON_JAX
 
 
 def further_on_jax(test):
     return FURTHER_ON_JAX[0](test) if FURTHER_ON_JAX else test
+
+
+def only_on(backend, reason=None):
+    """Marks tests of what there is on one backend alone."""
+    is_other = keras.backend.backend() != backend
+    return pytest.mark.skipif(is_other, reason=reason or f"of {backend}")
 
 
 def normal(*shape, seed=0):
@@ -51,11 +58,19 @@ def built(group, dim=6, value_dim=None, is_random=True):
 def attention(*groups, key_dim=4, dim=8, axes=1, memory_dim=None, **options):
     """Returns an attention layer for any lengths, with random weights."""
     options = {"kernel_initializer": "zeros", **options}
-    layer = layers.MixedAttention(groups, key_dim, **options)
     unknown = [None] * (1 + axes)
-    layer.build((*unknown, dim), memory_dim and (*unknown, memory_dim))
-    randomize(layer)
-    return layer
+    shapes = (*unknown, dim), memory_dim and (*unknown, memory_dim)
+    return randomized(layers.MixedAttention(groups, key_dim, **options), *shapes)
+
+
+def block(*groups, feed_forward=None, key_dim=4, dim=8, **options):
+    """Returns a block for any lengths, with random weights."""
+    attention = None
+    if groups:
+        attention = layers.MixedAttention(groups, key_dim, kernel_initializer="zeros")
+    block = layers.TransformerBlock(attention, feed_forward, **options)
+    memory = (None, None, dim) if block.cross_attention else None
+    return randomized(block, (None, None, dim), memory)
 
 
 def assign(layer, **values):
@@ -82,6 +97,13 @@ def randomize(layer, seed=0):
     for weight in layer.weights:
         values = random.normal(size=weight.shape).astype("float32")
         weight.assign(np.abs(values) + 1.0 if weight.name == "counts" else values)
+
+
+def randomized(layer, *shapes):
+    """Builds a layer for inputs of these shapes, with random weights; returns it."""
+    layer.build(*shapes)
+    randomize(layer)
+    return layer
 
 
 def share_random_weights(attention, other):
@@ -367,16 +389,26 @@ def in_pieces(call, sizes, arrays, state):
     return np.concatenate(outputs, axis=1), state
 
 
-def assert_two_pieces_equal_the_whole(layer, x, start, tolerance=1e-5, **options):
-    """Fails unless tokens before and behind a position equal one pass."""
+def assert_pieces_equal_the_whole(
+    layer, x, *sizes, whole=None, shown=slice(None), tolerance=1e-5, **about
+):
+    """Fails unless pieces of these sizes, and one of the rest, equal one pass.
 
-    def both(x):
-        cache = layer.make_cache(len(x), x.shape[1])
-        first, cache = layer(x[:, :start], cache=cache, cache_index=0)
-        rest, _ = layer(x[:, start:], cache=cache, cache_index=start)
-        return keras.ops.concatenate([first, rest], axis=1), layer(x, **options)
+    `whole` are options of that pass alone, `about` arrays of tokens in all calls, by
+    their names. Outputs are compared where they are `shown`.
+    """
+    sizes = *sizes, x.shape[1] - sum(sizes)
+    whole = {"use_causal_mask": True} if whole is None else whole
+    expected, _ = golden_cases.run(layer, x, **about, **whole)
 
-    golden_cases.assert_close(*compiled(both, jit_compile=None)(x), tolerance)
+    def call(x, *rest):
+        *pieces, cache, start = rest
+        named = dict(zip(about, pieces, strict=True))
+        return layer(x, cache=cache, cache_index=start, **named)
+
+    cache = layer.make_cache(len(x), x.shape[1])
+    found, _ = in_pieces(call, sizes, (x, *about.values()), cache)
+    golden_cases.assert_close(found[shown], expected[shown], tolerance)
 
 
 def assert_steps_read_a_memory(layer, dim, has_bias=True):

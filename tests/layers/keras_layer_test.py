@@ -18,20 +18,16 @@ from tests.zoo import cases
 SHAPE = (2, 6, 8)
 
 
-def mixed(group):
-    """Arguments of an attention layer with one group, which each layer makes anew."""
+def mixed(group, causal):
+    """A case of an attention layer with one group, which each layer makes anew."""
     group = keras.saving.serialize_keras_object(group)
     group["config"]["dtype"] = None  # that of the layer
-    return layers.MixedAttention, {"head_groups": [group], "key_dim": 4}, {}
-
-
-def parts(**names):
-    return {
-        name: keras.saving.serialize_keras_object(part) for name, part in names.items()
-    }
+    options = {"call_kwargs": {"use_causal_mask": causal}}
+    return layers.MixedAttention, {"head_groups": [group], "key_dim": 4}, options
 
 
 ROUTING = {"num_heads": 2, "key_dim": 4, "num_clusters": 2, "attention_window": 4}
+TABLE, IDS = {"vocabulary_size": 9, "embedding_dim": 4}, np.ones((2, 6), "int32")
 PIXELS = {"input_data": np.ones((2, 2, 2, 3), "int32")}
 MASKS = {"supports_masking": True}
 EXACT = {"run_mixed_precision_check": False}
@@ -44,25 +40,17 @@ CASES = {
     ),
     "grouped": (
         layers.RoutingAttention,
-        {
-            **{**ROUTING, "num_heads": 4, "num_local_heads": 2},
-            **{"share_query_key": False, "num_key_value_heads": 2, "use_gate": True},
-        },
+        {**ROUTING, "num_heads": 4, "num_local_heads": 2, "share_query_key": False}
+        | {"num_key_value_heads": 2, "use_gate": True},
         {**MASKS, "expected_num_trainable_weights": 5},
     ),
     **{
-        name: (
-            *mixed(make())[:2],
-            {"call_kwargs": {"use_causal_mask": name in cases.ONLY_CAUSAL}},
-        )
+        name: mixed(make(), name in cases.ONLY_CAUSAL)
         for name, make in cases.SMALL.items()
         if name not in cases.WITHOUT_WEIGHTS
     },
     **{
-        kind: (
-            *mixed(kinds.CAUSAL[kind]())[:2],
-            {"call_kwargs": {"use_causal_mask": True}},
-        )
+        kind: mixed(kinds.CAUSAL[kind](), True)
         for kind in ("full", "threshold", "hashed")
     },
     "kmeans": (layers.OnlineKMeans, {"num_clusters": 2}, {"input_shape": (2, 3, 6, 4)}),
@@ -73,21 +61,21 @@ CASES = {
     ),
     "block": (
         layers.TransformerBlock,
-        parts(
-            attention=layers.MixedAttention([layers.FullHeads(2)], 4),
-            feed_forward=layers.FeedForward(8),
-        ),
+        {
+            name: keras.saving.serialize_keras_object(part)
+            for name, part in (
+                ("attention", layers.MixedAttention([layers.FullHeads(2)], 4)),
+                ("feed_forward", layers.FeedForward(8)),
+            )
+        },
         MASKS,
     ),
     "steps": (layers.SublayerSteps, {"steps": "nd", "dropout": 0.1}, MASKS),
     "feed_forward": (layers.FeedForward, {"intermediate_dim": 8}, MASKS),
     "sigmoid_gelu": (
         layers.FeedForward,
-        {
-            "intermediate_dim": 8,
-            "activation": "sigmoid_gelu",
-            "output_initializer": "zeros",
-        },
+        {"intermediate_dim": 8, "activation": "sigmoid_gelu"}
+        | {"output_initializer": "zeros"},
         MASKS,
     ),
     "experts": (
@@ -101,31 +89,20 @@ CASES = {
         {"num_heads": 2, "num_keys": 3, "top_k": 2, "key_dim": 4},
         MASKS,
     ),
-    "embedding": (
-        layers.TokenEmbedding,
-        {"vocabulary_size": 9, "embedding_dim": 4},
-        {"input_data": np.ones((2, 6), "int32")},
-    ),
+    "embedding": (layers.TokenEmbedding, TABLE, {"input_data": IDS}),
     "timing": (
-        layers.TimingSignal,
-        {},
+        *(layers.TimingSignal, {}),
         {**MASKS, "assert_built_after_instantiation": True},
     ),
     "grid": (layers.GridEmbedding, {"grid_shape": (2, 4)}, MASKS),
     "token_dropout": (layers.TokenDropout, {"rate": 0.5}, {**MASKS, **EXACT}),
     "rows_and_columns": (
-        layers.RowColumnEmbedding,
-        {"max_length": 4},
+        *(layers.RowColumnEmbedding, {"max_length": 4}),
         {"input_shape": (2, 3, 4, 8)},
     ),
-    "subpixels": (
-        layers.SubpixelEmbedding,
-        {"vocabulary_size": 9, "embedding_dim": 4},
-        PIXELS,
-    ),
+    "subpixels": (layers.SubpixelEmbedding, TABLE, PIXELS),
     "coordinates": (
-        layers.SubpixelEmbedding,
-        {"vocabulary_size": 9, "embedding_dim": 4, "coordinate_embeddings": True},
+        *(layers.SubpixelEmbedding, {**TABLE, "coordinate_embeddings": True}),
         PIXELS,
     ),
 }
@@ -135,7 +112,7 @@ CASES = {
 LONG = (
     *("NativeSparseHeads", "ClusteredQueryHeads", "CompressedHeads", "InducedHeads"),
     *("LongShortHeads", "IndexedHeads", "threshold"),
-    *(("experts", "memory") if keras.backend.backend() == "jax" else ()),
+    *(("experts", "memory") if helpers.ON_JAX else ()),
 )
 
 
@@ -144,7 +121,7 @@ LONG = (
 )
 def test_passes_the_test_of_keras(case):
     layer_class, settings, options = CASES[case]
-    if layer_class is layers.MixedAttention and keras.backend.backend() == "jax":
+    if layer_class is layers.MixedAttention and helpers.ON_JAX:
         pytest.skip("What Keras asks of heads is the same on other backends")
     options = {"input_shape": SHAPE, "run_training_check": False, **options}
     if "input_data" in options:

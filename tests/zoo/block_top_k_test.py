@@ -4,10 +4,11 @@ import keras
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import patterns
+from tests.zoo.dense_blocks import softmax
 
 
 def test_equals_the_code_of_the_paper():
@@ -41,11 +42,9 @@ def test_the_choice_does_not_depend_on_the_length_of_vectors():
         for c in (1.0, 1e-20)
     ]
     np.testing.assert_array_equal(*seen)
-    attention = layers.MixedAttention([heads.from_config(heads.get_config())], 4)
-    attention.build((1, 12, 8))
-
+    attention = helpers.attention(heads.from_config(heads.get_config()))
     x = helpers.normal(1, 12, 8) * np.float32(1e-20)
-    helpers.assert_two_pieces_equal_the_whole(attention, x, 7, use_causal_mask=True)
+    helpers.assert_pieces_equal_the_whole(attention, x, 7)
 
 
 def test_dropout_falls_on_single_keys():
@@ -53,10 +52,9 @@ def test_dropout_falls_on_single_keys():
     heads = zoo.BlockTopKHeads(1, 4, 3, dropout=0.5, dropout_seed=1)
     value = np.eye(64, dtype="float32")[None, None]
     arrays = [helpers.normal(1, 1, 64, 4, seed=i) for i in range(2)]
-    kept, _ = golden_cases.run(heads, *arrays, value, use_causal_mask=True)
-    dropped, _ = golden_cases.run(
-        heads, *arrays, value, use_causal_mask=True, training=True
-    )
+    options = {"use_causal_mask": True}
+    kept, _ = golden_cases.run(heads, *arrays, value, **options)
+    dropped, _ = golden_cases.run(heads, *arrays, value, **options, training=True)
     seen, left = kept > 0, dropped > 0
     assert not np.any(left & ~seen)
     assert 0.4 < left.sum() / seen.sum() < 0.6
@@ -65,27 +63,18 @@ def test_dropout_falls_on_single_keys():
 
 def mixed_by_scores(query, key, value, real, block_length, num_blocks, causal):
     """Attention inside each block; results weighed by the softmax of block scores."""
-    length = query.shape[2]
     output = np.zeros((*query.shape[:3], value.shape[-1]))
-    for b, h, t in np.ndindex(query.shape[:3]):
-        own, blocks = t // block_length, {}
-        for block in range(-(-length // block_length)):
-            last = t if causal and block == own else length - 1
-            end = min((block + 1) * block_length - 1, last)
-            seen = [s for s in range(block * block_length, end + 1) if real[b, s]]
-            if seen and not (causal and block > own):
-                blocks[block] = seen
-        scores = {
-            block: query[b, h, t] @ key[b, h, seen].mean(axis=0)
-            for block, seen in blocks.items()
-        }
-        others = sorted(scores.keys() - {own}, key=lambda block: -scores[block])
-        chosen = [x for x in (own, *others[: num_blocks - 1]) if x in blocks]
-        shares = np.exp([scores[block] for block in chosen])
-        for block, share in zip(chosen, shares / max(shares.sum(), 1e-30)):
-            weights = np.exp(key[b, h, blocks[block]] @ query[b, h, t])
-            own_value = weights @ value[b, h, blocks[block]] / weights.sum()
-            output[b, h, t] += share * own_value
+    numbers = np.arange(query.shape[2]) // block_length
+    for b, h in np.ndindex(query.shape[:2]):
+        products = query[b, h] @ key[b, h].T
+        sizes = block_length, num_blocks
+        sees, _ = patterns.blocks_of_query(products, real[b], *sizes, causal, True)
+        for t, seen in enumerate(sees & real[b]):
+            places = [np.flatnonzero(seen & (numbers == n)) for n in np.unique(numbers)]
+            places = [x for x in places if len(x)]
+            scores = np.array([products[t, x].mean() for x in places])
+            for x, share in zip(places, softmax(scores) if places else ()):
+                output[b, h, t] += share * softmax(products[t, x]) @ value[b, h, x]
     return output
 
 

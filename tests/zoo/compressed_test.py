@@ -8,6 +8,10 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo.dense_blocks import HEADS
 from tests.zoo.dense_blocks import assert_follows
+from tests.zoo.dense_blocks import at_distance
+from tests.zoo.dense_blocks import attend_to_each
+from tests.zoo.dense_blocks import values
+from tests.zoo.dense_blocks import weights_of
 
 
 def compressed(group, name, x, real):
@@ -15,10 +19,8 @@ def compressed(group, name, x, real):
     if group.compression != "convolution":
         pool = np.mean if group.compression == "mean" else np.max
         return pool(x[:, real], axis=1)
-    kernel, bias = (
-        golden_cases.to_numpy(getattr(group, f"{name}_{part}")).astype("float64")
-        for part in ("kernel", "bias")
-    )
+    weights = weights_of(group)
+    kernel, bias = (weights[f"{name}_{part}"] for part in ("kernel", "bias"))
     result = bias.reshape(HEADS, -1).copy()
     for slot in np.flatnonzero(real):
         rows = kernel[slot].reshape(-1, HEADS, x.shape[-1])
@@ -29,39 +31,26 @@ def compressed(group, name, x, real):
 def expected_output(group, query, key, value, real, causal):
     """For each query the keys that it sees, one after the other."""
     output = np.zeros((*query.shape[:3], value.shape[-1]))
-    tables, window = helpers.relative_tables(group), group.attention_window
-    for b, _, i in np.ndindex(len(query), 1, query.shape[2]):
-        keys, values, distances = [], [], []
+    window = group.attention_window
+    for b, i in np.ndindex(len(query), query.shape[2]):
+        seen = []
         if window is None:
-            keys.append(golden_cases.to_numpy(group.null_key)[:, 0])
-            values.append(golden_cases.to_numpy(group.null_value)[:, 0])
+            null = values(group.null_key, group.null_value)
+            seen.append((*(x[:, 0] for x in null), 0.0))
         for start in range(0, key.shape[2], group.ratio):
             block = slice(start, start + group.ratio)
             if real[b, block].any() and not (causal and start + group.ratio > i + 1):
-                keys.append(compressed(group, "key", key[b, :, block], real[b, block]))
-                values.append(
-                    compressed(group, "value", value[b, :, block], real[b, block])
+                arrays = ("key", key), ("value", value)
+                pair = (
+                    compressed(group, name, x[b, :, block], real[b, block])
+                    for name, x in arrays
                 )
-        distances = [None] * len(keys)
+                seen.append((*pair, 0.0))
         for j in range(key.shape[2] if window else 0):
             if real[b, j] and abs(i - j) < window and not (causal and j > i):
-                keys.append(key[b, :, j])
-                values.append(value[b, :, j])
-                distances.append(j - i)
-        if keys:
-            keys, values = (
-                np.stack(x, axis=1).astype("float64") for x in (keys, values)
-            )
-            if tables is not None:
-                limit = len(tables[0]) // 2
-                for n, distance in enumerate(distances):
-                    if distance is not None:
-                        entry = np.clip(distance, -limit, limit) + limit
-                        keys[:, n] += tables[0][entry]
-                        values[:, n] += tables[1][entry]
-            output[b, :, i] = helpers.dense_attention(
-                query[b, :, i, None], keys, values, np.ones((1, len(distances)), bool)
-            )[0][:, 0]
+                pair = at_distance(group, key[b, :, j], value[b, :, j], j - i)
+                seen.append((*pair, 0.0))
+        output[b, :, i] = attend_to_each(query[b, :, i], seen)
     return output
 
 

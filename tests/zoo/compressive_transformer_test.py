@@ -13,9 +13,8 @@ BATCH, DIM, HEADS, KEY = xl.BATCH, xl.DIM, xl.HEADS, xl.KEY
 SEGMENT, RATE, LENGTH = 4, 2, 22  # five segments and a half
 
 
-@pytest.fixture(autouse=True)
-def eager_calls(eager):
-    """Each layer is called a few times."""
+# Each layer is called a few times.
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def built(compression="convolution", memory_length=4, compressed_length=5, **options):
@@ -153,11 +152,12 @@ def test_a_state_may_have_longer_memories():
 def test_the_loss_reaches_the_compression_alone():
     layer, (x, real) = built(), padded_text()
     options = {"inputs": x, "mask": real, "training": True}
-    own = golden_cases.gradients(
-        layer, lambda output, losses: sum(losses), options, wrt=("inputs",)
-    )
-    task = golden_cases.gradients(
-        layer, lambda output, losses: ops.sum(output**2), options, wrt=("inputs",)
+    own, task = (
+        golden_cases.gradients(layer, objective, options, wrt=("inputs",))
+        for objective in (
+            lambda output, losses: sum(losses),
+            lambda output, losses: ops.sum(output**2),
+        )
     )
     assert not np.any(own.inputs["inputs"])
     for path in own.variables:
@@ -189,18 +189,6 @@ def test_the_backbone_goes_on_behind_a_state(has_side):
     _, losses = golden_cases.run(model, ids, training=True)
     # Of each block; and of its routed heads in each segment.
     assert len(losses) == 2 + (2 * 4 if has_side else 0)
-
-
-def test_survives_saving(tmp_path):
-    options = {"compression_rate": RATE, "compression": "most_used", "key_dim": 3}
-    model = zoo.CompressiveTransformerBackbone(
-        *(xl.VOCABULARY, 2, 2, 8, 6, SEGMENT, 4, 6), **options
-    )
-    helpers.assert_survives_saving(model, tmp_path, xl.token_ids(LENGTH))
-
-
-def test_half_precision():
-    xl.assert_half_precision(built, 20, training=True)
 
 
 def continued(length, **state):

@@ -55,6 +55,26 @@ def softmax(logits):
     return weights / weights.sum(axis=-1, keepdims=True)
 
 
+def at_distance(group, key, value, distance):
+    """Adds the vectors of a relative position to a key and a value, if there are."""
+    tables = helpers.relative_tables(group)
+    if tables is None:
+        return key, value
+    limit = len(tables[0]) // 2
+    entry = np.clip(distance, -limit, limit) + limit
+    return key + tables[0][entry], value + tables[1][entry]
+
+
+def attend_to_each(query, seen):
+    """What one query of each head reads in a list of keys, values and biases."""
+    if not seen:
+        return 0.0
+    *pairs, biases = zip(*seen)
+    keys, values = (np.stack(x, axis=1) for x in pairs)
+    output, _ = helpers.dense_attention(query[:, None], keys, values, True, [*biases])
+    return output[:, 0]
+
+
 def sigmoid(x):
     return 1 / (1 + np.exp(-x))
 

@@ -1,6 +1,6 @@
 """Tests of what holds for all layers of the zoo that are no heads."""
 
-import functools
+from functools import partial
 
 import keras
 import numpy as np
@@ -14,19 +14,20 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
 from tests.zoo import sparse_projections_test as projections
+from tests.zoo import transformer_xl_test
 
 BATCH, LENGTH, DIM = 2, 22, 8
 ROUTED = [layers.RoutedHeads(2, 2, 3)]
-perceiver = functools.partial(zoo.PerceiverBackbone, 3, DIM, num_layers=1, num_heads=2)
-causal = functools.partial(perceiver, causal=True)
-funnel = functools.partial(zoo.FunnelBackbone, DIM, 2, (1, 1), 1)
-sparse = functools.partial(zoo.SparseFeedForward, 12, 4, 3)
-learner = functools.partial(zoo.TokenLearner, 3, 5)
-experts = functools.partial(
+perceiver = partial(zoo.PerceiverBackbone, 3, DIM, num_layers=1, num_heads=2)
+causal = partial(perceiver, causal=True)
+funnel = partial(zoo.FunnelBackbone, DIM, 2, (1, 1), 1)
+sparse = partial(zoo.SparseFeedForward, 12, 4, 3)
+learner = partial(zoo.TokenLearner, 3, 5)
+experts = partial(
     *(zoo.MixtureOfExperts, 3, 5), load_balancing_weight=1.0, z_loss_weight=1.0
 )
-memory = functools.partial(zoo.ProductKeyMemory, 2, 7, 4, 6, query_norm="batch")
-compressive = functools.partial(zoo.CompressiveAttention, 2, 3, 4, 4, 6, 2)
+memory = partial(zoo.ProductKeyMemory, 2, 7, 4, 6, query_norm="batch")
+compressive = partial(zoo.CompressiveAttention, 2, 3, 4, 4, 6, 2)
 OTHER_LAST = {"output_dim": 4, "num_outputs": 2, "num_cross_attentions": 2}
 
 
@@ -40,30 +41,28 @@ def projected(groups=projections.mixed, **options):
 
 
 CASES = {
-    "perceiver": functools.partial(perceiver, share_weights=False, **OTHER_LAST),
+    "perceiver": partial(perceiver, share_weights=False, **OTHER_LAST),
     "causal": causal,
-    "causal, routed": functools.partial(causal, heads=ROUTED),
+    "causal, routed": partial(causal, heads=ROUTED),
     "funnel": funnel,
-    "sparse": functools.partial(sparse, temperature=0.2, seed=1),
-    "learner": functools.partial(learner, normalization="sigmoid"),
+    "sparse": partial(sparse, temperature=0.2, seed=1),
+    "learner": partial(learner, normalization="sigmoid"),
     "learner, softmax": learner,
-    "experts": functools.partial(experts, capacity=8),
-    "two experts": functools.partial(experts, capacity=12, top_k=2),
+    "experts": partial(experts, capacity=8),
+    "two experts": partial(experts, capacity=12, top_k=2),
     "block, experts": lambda: block(experts(capacity=8)),
     "block, experts, remat": lambda: block(experts(capacity=8), remat=True),
     "block, memory": lambda: block(memory()),
-    "recurrent": functools.partial(zoo.TransformerXLAttention, 2, 3, 6, 4),
+    "recurrent": partial(zoo.TransformerXLAttention, 2, 3, 6, 4),
     **{
-        f"compressive, {compression}": functools.partial(
-            compressive, compression=compression
-        )
+        f"compressive, {compression}": partial(compressive, compression=compression)
         for compression in COMPRESSIONS
     },
     "projections": projected,
-    "projections, gated": functools.partial(projected, use_bias=True, use_gate=True),
-    "projections, full": functools.partial(projected, lambda: [layers.FullHeads(2)]),
+    "projections, gated": partial(projected, use_bias=True, use_gate=True),
+    "projections, full": partial(projected, lambda: [layers.FullHeads(2)]),
     # Heads that see one position alone show what its projections read.
-    "projections, alone": functools.partial(
+    "projections, alone": partial(
         projected, lambda: [layers.LocalHeads(2, (1,), flange_blocks=0)]
     ),
 }
@@ -75,16 +74,12 @@ NUM_LOSSES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def eager_calls(eager):
-    """Each layer is called a few times."""
+# Each layer is called a few times.
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def built(name, **options):
-    layer = CASES[name](**options)
-    layer.build((None, None, DIM))
-    helpers.randomize(layer)
-    return layer
+    return helpers.randomized(CASES[name](**options), (None, None, DIM))
 
 
 def about(name, real=None):
@@ -159,13 +154,20 @@ def test_learns_all_weights(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["perceiver", "funnel", "sparse", "learner", "projections, full"]
+    "name",
+    ["perceiver", "funnel", "sparse", "learner", "projections, full"]
+    + ["recurrent", "compressive, convolution"],
 )
 def test_half_precision(name):
     exact, half = built(name), built(name, dtype="mixed_bfloat16")
     for layer in (exact, half):
         if name == "sparse":  # no choice is close
             layer.controller.bias.assign(100.0 * np.arange(12))
+        if name in RECURRENT:
+            layer.set_weights([0.3 * weight for weight in layer.get_weights()])
+            state = layer.make_state(BATCH)
+            dtype = keras.backend.standardize_dtype(state["memory"].dtype)
+            assert dtype == layer.compute_dtype
     x = helpers.normal(BATCH, 11, DIM) / 4
     expected, actual = (
         golden_cases.run(layer, x, **about(name))[0] for layer in (exact, half)
@@ -178,10 +180,10 @@ HALF = {"dropout": 0.5}
 SEED = {"seed": 3}
 # What makes a layer, and the options with which it draws numbers in training.
 NOISY = {
-    "experts": (functools.partial(experts, 8, 2), {"router_jitter": 0.5, **SEED}),
-    "dropped experts": (functools.partial(experts, 8), {**HALF, **SEED}),
+    "experts": (partial(experts, 8, 2), {"router_jitter": 0.5, **SEED}),
+    "dropped experts": (partial(experts, 8), {**HALF, **SEED}),
     "memory": (
-        functools.partial(zoo.ProductKeyMemory, 2, 7, 4, 6),
+        partial(zoo.ProductKeyMemory, 2, 7, 4, 6),
         {"input_dropout": 0.5, **SEED},
     ),
     "sinkhorn": (
@@ -191,11 +193,11 @@ NOISY = {
         {"gumbel_noise": True},
     ),
     "routing": (
-        functools.partial(layers.RoutingAttention, 4, 6, 3, 5, num_local_heads=1),
+        partial(layers.RoutingAttention, 4, 6, 3, 5, num_local_heads=1),
         {**HALF, **SEED},
     ),
-    "feed-forward": (functools.partial(layers.FeedForward, 8), HALF),
-    "block": (functools.partial(block, None), HALF),
+    "feed-forward": (partial(layers.FeedForward, 8), HALF),
+    "block": (partial(block, None), HALF),
 }
 
 
@@ -205,9 +207,7 @@ def test_noise_is_seeded_and_only_in_training(name):
     quiet, first, second = (make(**options) for options in ({}, noise, noise))
     x = helpers.normal(BATCH, LENGTH, DIM)
     for layer in (quiet, first, second):
-        layer.build(x.shape)
-        helpers.randomize(layer)
-        layer.trainable = False  # no centroid moves
+        helpers.randomized(layer, x.shape).trainable = False  # no centroid moves
     expected, _ = golden_cases.run(quiet, x, training=True)
     np.testing.assert_allclose(golden_cases.run(first, x)[0], expected, rtol=1e-6)
     a, b, c = (
@@ -220,27 +220,35 @@ def test_noise_is_seeded_and_only_in_training(name):
 
 DROPOUT = {"dropout": 0.1}
 SEEDED = {**DROPOUT, **SEED}
+# JAX takes long to compile it.
+SIDE = None if helpers.ON_JAX else transformer_xl_test.side_attention()
 SAVED = {
     "causal": CASES["causal, routed"],
-    "perceiver": functools.partial(CASES["perceiver"], **DROPOUT),
-    "funnel": functools.partial(funnel, **DROPOUT),
-    "sparse": functools.partial(sparse, temperature=0.2, **SEEDED),
-    "learner": functools.partial(CASES["learner"], **SEEDED),
-    "fuser": functools.partial(zoo.TokenFuser, **SEEDED),
-    "experts": functools.partial(
-        experts, 4, 2, places="by_choice", router_jitter=0.1, **SEEDED
-    ),
-    "memory": functools.partial(memory, 3, use_bias=True, input_dropout=0.1, seed=3),
-    "recurrent": functools.partial(
+    "perceiver": partial(CASES["perceiver"], **DROPOUT),
+    "funnel": partial(funnel, **DROPOUT),
+    "sparse": partial(sparse, temperature=0.2, **SEEDED),
+    "learner": partial(CASES["learner"], **SEEDED),
+    "fuser": partial(zoo.TokenFuser, **SEEDED),
+    "experts": partial(experts, 4, 2, places="by_choice", router_jitter=0.1, **SEEDED),
+    "memory": partial(memory, 3, use_bias=True, input_dropout=0.1, seed=3),
+    "recurrent": partial(
         zoo.TransformerXLAttention, 2, 3, 6, 4, same_length=True, **DROPOUT
     ),
-    "compressive": functools.partial(compressive, reconstruction_weight=0.5, **DROPOUT),
-    "projections, small_modules": functools.partial(
+    "compressive": partial(compressive, reconstruction_weight=0.5, **DROPOUT),
+    "recurrent backbone": partial(
+        *(zoo.TransformerXLBackbone, 9, 2, 2, 8, 6, 6, 4),
+        **{"norm_position": "pre", "side_attention": SIDE, **DROPOUT},
+    ),
+    "compressive backbone": partial(
+        *(zoo.CompressiveTransformerBackbone, 9, 2, 2, 8, 6, 4, 4, 6, 2),
+        **{"compression": "most_used", "key_dim": 3},
+    ),
+    "projections, small_modules": partial(
         projected, **projections.CASES["small_modules"], kernel_regularizer="l2"
     ),
 }
 FURTHER = {
-    case: functools.partial(projected, **options)
+    case: partial(projected, **options)
     for case, options in projections.CASES.items()
     if case != "small_modules"
 }
@@ -248,9 +256,10 @@ FURTHER = {
 
 @pytest.mark.parametrize("name", kinds.some({**SAVED, **FURTHER}, SAVED))
 def test_survives_saving(name, tmp_path):
-    x = helpers.normal(BATCH, 8, DIM)
-    make = {**SAVED, **FURTHER}[name]
+    x, make = helpers.normal(BATCH, 8, DIM), {**SAVED, **FURTHER}[name]
     arrays = (x[:, :3], x) if name == "fuser" else (x,)
+    if name.endswith("backbone"):
+        arrays = (np.arange(16, dtype="int32").reshape(BATCH, 8) % 9,)
     helpers.assert_survives_saving(make(), tmp_path, *arrays)
 
 
@@ -267,8 +276,8 @@ def test_short_outputs_have_the_mask_of_embeddings():
     golden_cases.assert_close(found, padded, 1e-5)
 
 
-X = np.ones((2, 3, DIM), "float32")
-leaking = functools.partial(experts, capacity=8, top_k=2, places="by_choice")
+X, SHAPE = np.ones((2, 3, DIM), "float32"), (None, None, DIM)
+leaking = partial(experts, capacity=8, top_k=2, places="by_choice")
 
 
 @pytest.mark.parametrize(
@@ -280,10 +289,7 @@ leaking = functools.partial(experts, capacity=8, top_k=2, places="by_choice")
         (lambda: perceiver(causal=True)(X[..., 1:]), "of a causal model are its"),
         (lambda: perceiver()(X, X), "`output_queries` must be of the size"),
         (lambda: perceiver(output_dim=6)(X), "`output_queries` must be of the size"),
-        (
-            lambda: zoo.FunnelBackbone(DIM, 2, (1, 0)),
-            "`block_sizes` must be a positive",
-        ),
+        (lambda: zoo.FunnelBackbone(DIM, 2, (1, 0)), "`block_sizes` must be a pos"),
         (lambda: zoo.FunnelBackbone(DIM, 3), "heads must divide the size"),
         (lambda: funnel()(X[..., 1:]), "must be of the size `hidden_dim`"),
         (lambda: zoo.SparseFeedForward(12, 5), "`block_size` must divide"),
@@ -303,23 +309,14 @@ leaking = functools.partial(experts, capacity=8, top_k=2, places="by_choice")
         (lambda: zoo.ProductKeyMemory(top_k=200), "must be at most `num_keys`"),
         (lambda: memory()(X[0]), r"Received: shape=\(3, 8\)"),
         (lambda: learner()(X[None]), "must have the shape"),
+        (lambda: zoo.TokenFuser().build(SHAPE, SHAPE), "`tokens` must be of a known"),
+        (lambda: projected(num_modules=3).build(SHAPE), "num_modules=3, 2 heads"),
         (
-            lambda: zoo.TokenFuser().build((None, None, DIM), (None, None, DIM)),
-            "`tokens` must be of a known number",
-        ),
-        (
-            lambda: projected(num_modules=3).build((None, None, DIM)),
-            "`num_modules` must divide.*num_modules=3, 2 heads",
-        ),
-        (
-            lambda: projected(use_output_projection=False, output_dim=6).build(X.shape),
+            lambda: projected(use_output_projection=False, output_dim=6).build(SHAPE),
             "an output of 6. Set `use_output_projection=True`",
         ),
         (lambda: built("projections")(X, X[:, :2]), "Use `MixedAttention`"),
-        (
-            lambda: built("projections").make_cache(1, 4, value=X),
-            "Use `MixedAttention`",
-        ),
+        (lambda: built("projections").make_cache(1, 4, value=X), "Use `MixedAtt"),
     ],
 )
 def test_refusals(refused, message):

@@ -7,28 +7,25 @@ import numpy as np
 import pytest
 from keras import ops
 
-from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers.support import replicas_test
+from tests.zoo.dense_blocks import softmax
 from tests.zoo.dense_blocks import weights_of
 
 BATCH, LENGTH, DIM, HIDDEN, EXPERTS = 2, 12, 6, 5, 3
 CAPACITY = 4  # some tokens of 12 find no place
 
 
-@pytest.fixture(autouse=True)
-def eager_calls(eager):
-    """Each layer is called a few times."""
+# Each layer is called a few times.
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def built(**options):
     options = {"kernel_initializer": "zeros", **options}
     layer = zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY, **options)
-    layer.build((BATCH, LENGTH, DIM))
-    helpers.randomize(layer)
-    return layer
+    return helpers.randomized(layer, (BATCH, LENGTH, DIM))
 
 
 def gelu(x):
@@ -49,8 +46,7 @@ def expert_output(weights, activation, expert, x):
 def router(layer, x):
     """Returns logits and probabilities in float64."""
     logits = x.astype("float64") @ weights_of(layer)["router_kernel"]
-    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
-    return logits, exponentials / exponentials.sum(-1, keepdims=True)
+    return logits, softmax(logits)
 
 
 def in_order(layer, probabilities, real):
@@ -159,12 +155,10 @@ def test_losses_are_those_of_the_papers(top_k):
 def test_gradients_reach_router_and_experts():
     layer = built(top_k=2, load_balancing_weight=0.1, z_loss_weight=0.01)
     x = helpers.normal(BATCH, LENGTH, DIM, seed=1)
-
-    def objective(output, losses):
-        return ops.sum(output**2) + sum(losses)
-
     result = golden_cases.gradients(
-        layer, objective, {"inputs": x, "training": True}, wrt=("inputs",)
+        layer,
+        lambda output, losses: ops.sum(output**2) + sum(losses),
+        {"inputs": x, "training": True},
     )
     assert all(np.any(gradient) for gradient in result.variables.values())
     # That of the router is what differences tell.
@@ -248,25 +242,6 @@ def test_trains_compiled_where_the_length_is_open(compiled, jit_compile):
     assert golden_cases.to_numpy(layer.statistics["dropped"]) > 0
 
 
-def test_blocks_decode_with_experts():
-    attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
-    experts = zoo.MixtureOfExperts(EXPERTS, HIDDEN, CAPACITY, top_k=2)
-    block = layers.TransformerBlock(attention, experts)
-    block.build((BATCH, LENGTH, DIM))
-    helpers.randomize(block)
-    x = helpers.normal(BATCH, LENGTH, DIM)
-    expected, _ = golden_cases.run(block, x)
-
-    def step(x, cache, start):
-        return block(x, cache=cache, cache_index=start)
-
-    cache = block.make_cache(BATCH, LENGTH)
-    _, cache = helpers.in_pieces(step, [9], (x[:, 3:],), cache)  # is forgotten
-    sizes = [7] + [1] * (LENGTH - 7)
-    output, _ = helpers.in_pieces(step, sizes, (x,), cache)
-    golden_cases.assert_close(output, expected, 1e-5)
-
-
 # Trains a step with the experts on one device or shared out among four.
 PROGRAM = """
 import json, sys
@@ -302,9 +277,7 @@ print(json.dumps([output.tolist(), loss, weights]))
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    keras.backend.backend() != "jax", reason="Keras shares weights out on JAX"
-)
+@helpers.only_on("jax", "Keras shares weights out there alone")
 def test_four_devices_compute_what_one_does():
     (*one, weights), (*several, other_weights) = (
         json.loads(replicas_test.lines_of(PROGRAM, str(number), number)[-1])

@@ -23,9 +23,7 @@ CASES = {
 
 def built(name):
     model = zoo.FunnelBackbone(DIM, HEADS, block_sizes=(1, 2, 1), **CASES[name])
-    model.build((None, None, DIM))
-    helpers.randomize(model)
-    return model
+    return helpers.randomized(model, (None, None, DIM))
 
 
 def pooled(model, x, real, positions):

@@ -19,15 +19,11 @@ BIAS = helpers.normal(BATCH, LENGTH, seed=5)
 KERNELS = ("indexer_query_kernel", "indexer_key_kernel", "indexer_head_kernel")
 
 
-def built(num_selected, steps=0, options=None, **own):
+def built(num_selected, steps=0, **own):
     """An attention with random weights whose indexer has learned for some steps."""
     quick = {"kernel_initializer": "zeros", "embeddings_initializer": "zeros"}
     group = zoo.IndexedHeads(HEADS, num_selected, **{**INDEXER, **quick, **own})
-    attention = layers.MixedAttention(
-        [group], KEY_DIM, kernel_initializer="zeros", **(options or {})
-    )
-    attention.build(X.shape)
-    helpers.randomize(attention)
+    attention = helpers.attention(group, key_dim=KEY_DIM, dim=DIM)
     group.training_steps.assign(float(steps))
     return attention
 
@@ -71,8 +67,7 @@ def oracle(attention, causal, is_dense=False):
         if REAL[b, t] and seen[b, t].any():
             target = attended[b, :, t, seen[b, t]].sum(axis=1)
             target = target / target.sum()
-            chosen = np.exp(scores[b, t, seen[b, t]])
-            chosen = chosen / chosen.sum()
+            chosen = dense_blocks.softmax(scores[b, t, seen[b, t]])
             losses.append(np.sum(target * np.log(target / chosen)))
     output = output.swapaxes(1, 2).reshape(BATCH, LENGTH, -1)
     return output @ weights["output_kernel"], np.mean(losses)
@@ -143,11 +138,9 @@ def test_the_warm_up_ends():
     attention = built(3, warm_up_steps=2)
     (group,) = attention.head_groups
     chosen, _ = called(attention)
-    full = layers.MixedAttention([layers.FullHeads(HEADS)], KEY_DIM)
-    full.build(X.shape)
-    for weight in full.weights:
-        (own,) = [w for w in attention.weights if w.name == weight.name]
-        weight.assign(own)
+    full = helpers.attention(layers.FullHeads(HEADS), key_dim=KEY_DIM, dim=DIM)
+    kernels = [f"{name}_kernel" for name in ("query", "key", "value", "output")]
+    helpers.assign(full, **{name: getattr(attention, name) for name in kernels})
     dense, _ = called(full)
 
     def train(expected, num_steps):
@@ -179,22 +172,6 @@ def test_blocks_of_queries(training, monkeypatch):
         output, _ = golden_cases.run(attention, X, segment_ids=ids, **options)
         results.append(output)
     golden_cases.assert_close(*results, 1e-6)
-
-
-@pytest.mark.parametrize(
-    "own, options",
-    [
-        ({"rotary_positions": True, "key_shift": 1}, {}),
-        pytest.param(
-            {}, {"qk_norm": True, "use_gate": True}, marks=pytest.mark.thorough
-        ),
-    ],
-)
-def test_steps_of_any_number_of_tokens(own, options):
-    attention = built(5, options=options, **own)
-
-    x = helpers.normal(BATCH, 44, DIM)
-    helpers.assert_two_pieces_equal_the_whole(attention, x, 4, use_causal_mask=True)
 
 
 def test_refuses_calls_without_features():

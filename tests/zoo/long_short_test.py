@@ -8,25 +8,25 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo.dense_blocks import HEADS
 from tests.zoo.dense_blocks import assert_follows
+from tests.zoo.dense_blocks import at_distance
+from tests.zoo.dense_blocks import attend_to_each
+from tests.zoo.dense_blocks import softmax
+from tests.zoo.dense_blocks import values
 
 NORMS = ("window_key", "window_value", "landmark_key", "landmark_value")
 
 
 def normalized(group, name, x):
     """Normalizes `[heads, dim]`."""
-    scale, offset = (
-        golden_cases.to_numpy(getattr(group.norms[name], part)).astype("float64")
-        for part in ("gamma", "beta")
-    )
+    scale, offset = values(group.norms[name].gamma, group.norms[name].beta)
     return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * scale + offset
 
 
 def landmarks_of(group, key, value, bias):
     """Returns the landmarks of the real tokens of a segment `[heads, tokens, dim]`."""
-    weights = golden_cases.to_numpy(group.projection).astype("float64")
+    weights = values(group.projection)
     weights = weights.reshape(len(weights), HEADS, -1)
-    scores = np.exp(np.einsum("hld,dhr->hrl", key, weights) + bias)
-    scores /= scores.sum(axis=-1, keepdims=True)
+    scores = softmax(np.einsum("hld,dhr->hrl", key, weights) + bias)
     return [
         (
             normalized(group, "landmark_key", (scores[:, r, None] @ key)[:, 0]),
@@ -41,8 +41,7 @@ def expected_output(group, query, key, value, real, bias, causal):
     output = np.zeros((*query.shape[:3], value.shape[-1]))
     length = query.shape[2]
     segment = group.segment_length or length
-    tables = helpers.relative_tables(group)
-    for b, _, i in np.ndindex(len(query), 1, length):
+    for b, i in np.ndindex(len(query), length):
         seen = []
         for start in range(0, length, segment):
             own = np.arange(start, min(start + segment, length))
@@ -55,17 +54,8 @@ def expected_output(group, query, key, value, real, bias, causal):
             if abs(i - j) < group.attention_window and not (causal and j > i):
                 k = normalized(group, "window_key", key[b, :, j])
                 v = normalized(group, "window_value", value[b, :, j])
-                if tables is not None:
-                    limit = len(tables[0]) // 2
-                    entry = np.clip(j - i, -limit, limit) + limit
-                    k, v = k + tables[0][entry], v + tables[1][entry]
-                seen.append((k, v, bias[b, j]))
-        if seen:
-            keys, values = (np.stack([x[n] for x in seen], axis=1) for n in (0, 1))
-            logits = [x[2] for x in seen]
-            output[b, :, i] = helpers.dense_attention(
-                query[b, :, i, None], keys, values, True, np.array(logits)
-            )[0][:, 0]
+                seen.append((*at_distance(group, k, v, j - i), bias[b, j]))
+        output[b, :, i] = attend_to_each(query[b, :, i], seen)
     return output
 
 
@@ -111,15 +101,12 @@ def test_equals_another_implementation(name):
         ours: [golden[f"{theirs}_norm.{part}"] for part in ("weight", "bias")]
         for ours, theirs in (("window", "local"), ("landmark", "global"))
     }
-    segment = 4 if name == "causal" else None
-    attention = attention_of_peer(
-        1, dim, length, segment, reads.shape[1], kernels, norms
-    )
+    causal = name == "causal"
+    sizes = length, 4 if causal else None, reads.shape[1]
+    attention = attention_of_peer(1, dim, *sizes, kernels, norms)
     attention.head_groups[0].projection.assign(reads)
 
-    output, _ = golden_cases.run(
-        attention, golden["input"], use_causal_mask=name == "causal"
-    )
+    output, _ = golden_cases.run(attention, golden["input"], use_causal_mask=causal)
 
     expected = golden["output"] - golden["to_out.bias"]
     golden_cases.assert_close(output, expected, 1e-5)

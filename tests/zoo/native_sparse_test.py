@@ -7,6 +7,7 @@ from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo.dense_blocks import sigmoid
+from tests.zoo.dense_blocks import softmax
 from tests.zoo.dense_blocks import weights_of
 
 BATCH, HEADS, LENGTH, KEY_DIM, VALUE_DIM, DIM = 2, 2, 23, 5, 4, 7
@@ -27,9 +28,7 @@ def built_group(**options):
     )
     start = (BATCH, HEADS, LENGTH)
     shapes = [(*start, KEY_DIM)] * 2 + [(*start, VALUE_DIM)]
-    group.build(*shapes, features_shape=(BATCH, LENGTH, DIM))
-    helpers.randomize(group)
-    return group
+    return helpers.randomized(group, *shapes, (BATCH, LENGTH, DIM))
 
 
 def tokens():
@@ -101,9 +100,7 @@ def coarse_branch(group, query, branch, b, t, real):
                 (group.value_compression, values),
             )
         )
-        logits = np.einsum("hd,hcd->hc", query, summary_keys)
-        weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
+        weights = softmax(np.einsum("hd,hcd->hc", query, summary_keys))
         output = np.einsum("hc,hcd->hd", weights, summary_values)
         for c, start in enumerate(starts):
             for place in range(start, start + size, stride):

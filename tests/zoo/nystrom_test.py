@@ -66,11 +66,9 @@ def test_equals_another_implementation(name):
     for weight in group.weights:
         weight.assign(golden["kernel"])
     mask = golden["mask"] if name == "masked" else np.ones_like(golden["mask"])
-    masks = {"query_mask": mask, "value_mask": mask} if name == "masked" else {}
+    query, masks = golden["query"] * dim**-0.5, {"query_mask": mask, "value_mask": mask}
 
-    output, _ = golden_cases.run(
-        group, golden["query"] * dim**-0.5, golden["key"], golden["value"], **masks
-    )
+    output, _ = golden_cases.run(group, query, golden["key"], golden["value"], **masks)
 
     output, expected = (x.swapaxes(1, 2)[mask] for x in (output, golden[name]))
     golden_cases.assert_close(output, expected, 1e-5)

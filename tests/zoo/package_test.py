@@ -27,9 +27,7 @@ assert not any(name.startswith("routing_tf.models") for name in sys.modules)
 """
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="one backend is enough"
-)
+@helpers.only_on("tensorflow", "one backend is enough")
 def test_files_load_where_the_layers_alone_were_imported(tmp_path):
     x = helpers.normal(2, 6, 8)
     model = keras.Sequential([layers.MixedAttention([zoo.LunaHeads(2, 3)], key_dim=4)])

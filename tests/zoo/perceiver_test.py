@@ -24,9 +24,7 @@ CASES = {
 def built(name=None, **options):
     options = {"num_layers": 1, **CASES.get(name, {}), **options}
     model = zoo.PerceiverBackbone(LATENTS, SIZE, num_heads=2, **options)
-    model.build((None, None, SIZE if model.causal else DIM))
-    helpers.randomize(model)
-    return model
+    return helpers.randomized(model, (None, None, SIZE if model.causal else DIM))
 
 
 def arguments(model):

@@ -7,22 +7,21 @@ from keras import ops
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
+from tests.zoo.dense_blocks import norm
+from tests.zoo.dense_blocks import softmax
 
 # Their names in the package product-key-memory.
 PARTS = ("keys", "to_queries.weight", "values.weight", "norm.fn.weight", "norm.fn.bias")
 
 
-@pytest.fixture(autouse=True)
-def eager_calls(eager):
-    """Each layer is called once or twice."""
+# Each layer is called once or twice.
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def built(dim=6, **options):
     sizes = {"num_heads": 2, "num_keys": 7, "top_k": 4, "key_dim": 6}
     layer = zoo.ProductKeyMemory(**{**sizes, "kernel_initializer": "zeros", **options})
-    layer.build((2, 5, dim))
-    helpers.randomize(layer)
-    return layer
+    return helpers.randomized(layer, (2, 5, dim))
 
 
 def ours(name, array):
@@ -72,10 +71,7 @@ def test_finds_the_best_of_all_keys(query_norm):
     weights = golden_cases.to_numpy(layer.query_dense.weights)
     query = (x @ weights[0] + weights[1]).reshape(2, 5, 2, 2, 3)
     if query_norm == "layer":
-        scale, bias = golden_cases.to_numpy([layer.norm.gamma, layer.norm.beta])
-        variance = query.var(axis=-1, keepdims=True)
-        query = (query - query.mean(axis=-1, keepdims=True)) / np.sqrt(variance + 1e-5)
-        query = query * scale + bias
+        query = norm(query, layer.norm)
     keys, values = golden_cases.to_numpy([layer.keys, layer.values])
     halves = np.einsum("blphd,phnd->blphn", query, keys)
     everything = halves[:, :, 0, :, :, None] + halves[:, :, 1, :, None]
@@ -87,9 +83,7 @@ def test_finds_the_best_of_all_keys(query_norm):
 
     np.testing.assert_array_equal(numbers, best)
     golden_cases.assert_close(found, scores, 1e-5)
-    shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    shares = shares / shares.sum(axis=-1, keepdims=True)
-    expected = np.einsum("blhkd,blhk->bld", values[best], shares)
+    expected = np.einsum("blhkd,blhk->bld", values[best], softmax(scores))
     golden_cases.assert_close(golden_cases.run(layer, x)[0], expected, 1e-5)
 
 

@@ -10,12 +10,7 @@ from tests.layers import kinds
 from tests.layers import patterns
 
 BATCH, HEADS, LENGTH, DIM = 2, 2, 23, 6
-REFORMER = {
-    "hash": "rotation",
-    "normalization": "unit_keys",
-    "attends_to_self": False,
-    "num_rounds": 2,
-}
+REFORMER = {**kinds.REFORMER, "num_rounds": 2}
 
 
 def built_group(num_buckets=4, window=5, **options):
@@ -138,33 +133,21 @@ def test_equals_the_formula(case, causal):
     real = helpers.mask_with_a_hole(length, length, max(length - 4, 1))
     real[1, 0] = length < 3
     bias = helpers.normal(BATCH, length, seed=4)
-    output, _ = golden_cases.run(
-        group,
-        query,
-        None if group.share_query_key else key,
-        value,
-        query_mask=real,
-        value_mask=real,
-        token_bias=bias,
-        use_causal_mask=causal,
-    )
+    arrays = query, None if group.share_query_key else key, value
+    about = {"query_mask": real, "value_mask": real, "token_bias": bias}
+    output, _ = golden_cases.run(group, *arrays, **about, use_causal_mask=causal)
     expected = expected_output(group, query, key, value, real, bias, causal)
     golden_cases.assert_close(output, expected, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["causal", "chunks"])
 def test_equals_reformer_pytorch(name):
-    arrays = golden_cases.load("peers/hashed_heads.npz").arrays
-    case = {
-        key.removeprefix(f"{name}/"): array
-        for key, array in arrays.items()
-        if key.startswith((name, "attention_window"))
-    }
+    golden = golden_cases.load("peers/hashed_heads.npz")
+    case, causal = golden.group(name), name == "causal"
     heads, size, num_rounds, half = case["rotations"].shape
     length = case["query"].shape[1]
-    causal = name == "causal"
     # Longer than any bucket.
-    window = length if causal else int(case["attention_window"])
+    window = length if causal else int(golden["attention_window"])
     group = layers.HashedHeads(heads, 2 * half, window, **REFORMER)
     query, value = case["query"][None], case["value"][None]
     group.build(query.shape, query.shape, value.shape)

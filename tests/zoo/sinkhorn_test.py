@@ -8,12 +8,7 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo.dense_blocks import HEADS
 from tests.zoo.dense_blocks import assert_follows
-
-OPTIONS = {"num_iterations": 3, "temperature": 0.6}
-
-
-def heads(block, **options):
-    return zoo.SinkhornHeads(HEADS, block, **{**OPTIONS, **options})
+from tests.zoo.dense_blocks import softmax
 
 
 def sorting_matrix(group, query, key, parts, real, causal):
@@ -51,7 +46,7 @@ def expected_output(group, query, key, value, real, causal):
     for b, h in np.ndindex(query.shape[:2]):
         matrix = sorting_matrix(group, query[b, h], key[b, h], parts, real[b], causal)
         for i, part in enumerate(parts):
-            mixed = []
+            mixed, arrays = [], (key[b, h], value[b, h])
             for slot in range(block):
                 those = [j for j, p in enumerate(parts) if slot < len(p)]
                 those = [j for j in those if real[b, parts[j][slot]]]
@@ -59,16 +54,13 @@ def expected_output(group, query, key, value, real, causal):
                 if weights.sum() > 0:
                     places = [parts[j][slot] for j in those]
                     weights = weights * matrix[i].sum() / weights.sum()
-                    mixed.append(
-                        (weights @ key[b, h, places], weights @ value[b, h, places])
-                    )
+                    mixed.append([weights @ x[places] for x in arrays])
             for t in part:
                 own = [s for s in part if real[b, s] and (s <= t or not causal)]
-                pairs = mixed + [(key[b, h, s], value[b, h, s]) for s in own]
+                pairs = mixed + [[x[s] for x in arrays] for s in own]
                 if pairs:
                     keys, values = map(np.array, zip(*pairs))
-                    weights = np.exp(keys @ query[b, h, t])
-                    output[b, h, t] = weights @ values / weights.sum()
+                    output[b, h, t] = softmax(keys @ query[b, h, t]) @ values
     return output
 
 
@@ -78,17 +70,14 @@ def test_sees_its_own_and_a_sorted_block(length, block, causal):
     real = helpers.mask_with_a_hole(length, length, max(length - 6, 1))
     if length == 20:
         real[0, 8:12] = False
-    assert_follows(expected_output, heads(block), length, real=real, causal=causal)
+    group = zoo.SinkhornHeads(HEADS, block, num_iterations=3, temperature=0.6)
+    assert_follows(expected_output, group, length, real=real, causal=causal)
 
 
 def test_equals_sinkhorn_transformer():
     case = golden_cases.load("peers/sinkhorn_heads.npz")
-    group = zoo.SinkhornHeads(
-        HEADS,
-        int(case["block_length"]),
-        int(case["num_iterations"]),
-        float(case["temperature"]),
-    )
+    sizes = int(case["block_length"]), int(case["num_iterations"])
+    group = zoo.SinkhornHeads(HEADS, *sizes, float(case["temperature"]))
     query, key = case["query"], case["key"]
     output, _ = golden_cases.run(group, query * query.shape[-1] ** -0.5, key, key)
     golden_cases.assert_close(output, case["output"], 1e-5)

@@ -13,12 +13,11 @@ BATCH, LENGTH, DIM, HIDDEN, BLOCK = 2, 7, 6, 12, 4
 
 
 def built(dim=DIM, **options):
-    layer = zoo.SparseFeedForward(
-        HIDDEN, BLOCK, 3, kernel_initializer="zeros", **options
-    )
-    layer.build((None, None, dim))
+    options = {"kernel_initializer": "zeros", **options}
+    layer = zoo.SparseFeedForward(HIDDEN, BLOCK, 3, **options)
     if dim == DIM:
-        helpers.randomize(layer)
+        return helpers.randomized(layer, (None, None, DIM))
+    layer.build((None, None, dim))
     return layer
 
 

@@ -22,9 +22,8 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def eager_calls(eager):
-    """Each layer is called a few times."""
+# Each layer is called a few times.
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def mixed():
@@ -37,9 +36,7 @@ def built(groups=None, **options):
     options = {"kernel_initializer": "zeros", **options}
     groups = groups or [layers.FullHeads(HEADS)]
     layer = zoo.SparseProjectionAttention(groups, KEY_DIM, **options)
-    layer.build((None, None, DIM))
-    helpers.randomize(layer)
-    return layer
+    return helpers.randomized(layer, (None, None, DIM))
 
 
 def modules_of(layer, token):
@@ -72,8 +69,7 @@ def projected(layer, name, x, real):
                 output[b, t, s] += modules[b, token, module] @ kernel[k, f]
     if layer.use_bias:
         output += dense_blocks.values(getattr(layer, f"{name}_bias"))
-    output = output.reshape(*x.shape[:2], layer.num_heads, layer.key_dim)
-    return output.swapaxes(1, 2)
+    return output.reshape(*x.shape[:2], HEADS, KEY_DIM).swapaxes(1, 2)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -147,31 +143,28 @@ def test_steps_equal_the_whole(case):
 @pytest.mark.parametrize("size", [1, 3])
 def test_steps_of_packed_documents_equal_the_whole(size):
     layer, x = built(length_kernel_size=4), helpers.normal(BATCH, LENGTH, DIM)
+    # The second document begins in the call of the first, the third behind it.
+    sizes, about = [5, *[size] * (6 // size - 1)], {"segment_ids": IDS}
+    helpers.assert_pieces_equal_the_whole(layer, x, *sizes, shown=IDS > 0, **about)
+
+
+def test_a_step_without_ids_goes_on_with_the_last_document():
+    layer, x = built(length_kernel_size=4), helpers.normal(BATCH, LENGTH, DIM)
     whole, _ = golden_cases.run(layer, x, segment_ids=IDS, use_causal_mask=True)
 
-    def step(x, ids, cache, start):
-        return layer(x, segment_ids=ids, cache=cache, cache_index=start)
+    def last(x, ids):
+        cache = layer.make_cache(BATCH, LENGTH)
+        _, cache = layer(x[:, :5], segment_ids=ids[:, :5], cache=cache)
+        return layer(x[:, 5:6], cache=cache, cache_index=np.int32(5))[0]
 
-    # The second document begins in the call of the first, the third behind it.
-    cache, sizes = layer.make_cache(BATCH, LENGTH), [5, *[size] * (6 // size)]
-    output, cache = helpers.in_pieces(step, sizes, (x, IDS), cache)
-    golden_cases.assert_close(output[IDS > 0], whole[IDS > 0], 1e-5)
-    # A call without ids goes on with the document of the last one.
-    _, cache = helpers.in_pieces(step, [5], (x, IDS), cache)
-    alone = helpers.compiled(
-        lambda x, cache: layer(x, cache=cache, cache_index=np.int32(5)), None
-    )
-    output, _ = alone(x[:, 5:6], cache)
+    output = helpers.compiled(last, jit_compile=None)(x, IDS)
     golden_cases.assert_close(output, whole[:, 5:6], 1e-5)
 
 
 def test_positions_on_two_axes_need_a_kernel_over_modules_alone():
-    layer = zoo.SparseProjectionAttention(
-        [layers.LocalHeads(HEADS, (2, 2))], KEY_DIM, length_kernel_size=1
-    )
-    x = helpers.normal(BATCH, 4, 3, DIM)
-    layer.build(x.shape)
-    helpers.randomize(layer)
+    group, x = layers.LocalHeads(HEADS, (2, 2)), helpers.normal(BATCH, 4, 3, DIM)
+    layer = zoo.SparseProjectionAttention([group], KEY_DIM, length_kernel_size=1)
+    helpers.randomized(layer, x.shape)
     output, _ = golden_cases.run(layer, x, use_causal_mask=True)
     changed = x.copy()
     changed[:, 0, 2] += 1.0  # in the second block
@@ -191,7 +184,7 @@ def test_a_gate_reads_the_modules_of_its_token():
     layer.gate_kernel.assign(np.zeros_like(kernel))
     half, _ = golden_cases.run(layer, x)
     modules = [[modules_of(layer, token).ravel() for token in row] for row in x]
-    gate = 1 / (1 + np.exp(-np.array(modules) @ kernel))
+    gate = dense_blocks.sigmoid(np.array(modules) @ kernel)
     golden_cases.assert_close(gated, 2 * half * gate, 1e-5)
 
 
@@ -210,17 +203,8 @@ def test_refuses_caches_that_do_not_fit():
 
 
 def test_steps_in_half_precision():
-    half, exact = built(dtype="mixed_bfloat16"), built()
-    x = helpers.normal(BATCH, LENGTH, DIM) / 4
-    expected, _ = golden_cases.run(exact, x, use_causal_mask=True)
-
-    def steps(x):
-        _, cache = half(x[:, :5], cache=half.make_cache(BATCH, LENGTH))
-        output, _ = half(x[:, 5:], cache=cache, cache_index=5)
-        return keras.ops.cast(output, "float32")
-
-    output = helpers.compiled(steps, jit_compile=None)(x)
-    golden_cases.assert_close(output, expected[:, 5:], 0.05)
+    half, x = built(dtype="mixed_bfloat16"), helpers.normal(BATCH, LENGTH, DIM) / 4
+    helpers.assert_pieces_equal_the_whole(half, x, 5, tolerance=0.05)
 
 
 @pytest.mark.thorough

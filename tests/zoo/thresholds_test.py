@@ -94,7 +94,6 @@ def test_parts_of_a_batch_move_them_as_the_whole():
 
 
 def routed(**options):
-    keras.utils.set_random_seed(0)  # of the centroids
     group = layers.RoutedHeads(2, 8, 16, "expert_threshold", **options)
     group.build(*[(None, 2, None, 12)] * 3)
     return group

@@ -19,27 +19,12 @@ def gelu(x):
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
 
-def built(layer, *shapes):
-    layer.build(*shapes)
-    helpers.randomize(layer)
-    return layer
-
-
-def learner(**options):
-    layer = zoo.TokenLearner(TOKENS, bottleneck_dim=5, **options)
-    return built(layer, (None, None, DIM))
-
-
-def real_inputs():
-    real = np.arange(LENGTH) < np.array([[LENGTH], [7]])
-    real[0, 2] = False
-    return real
-
-
 @pytest.mark.parametrize("normalization", ["softmax", "sigmoid"])
 def test_tokens_are_means_weighted_by_maps(normalization):
-    layer = learner(normalization=normalization)
-    x, real = helpers.normal(BATCH, LENGTH, DIM), real_inputs()
+    layer = zoo.TokenLearner(TOKENS, bottleneck_dim=5, normalization=normalization)
+    helpers.randomized(layer, (None, None, DIM))
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    real = helpers.mask_with_a_hole(LENGTH, LENGTH, 7)
     hidden = gelu(dense(norm(x, layer.norm), layer.hidden_dense))
     maps = dense(hidden, layer.map_dense).swapaxes(1, 2)
     if normalization == "softmax":
@@ -54,13 +39,13 @@ def test_tokens_are_means_weighted_by_maps(normalization):
 
 
 def test_fuser_weighs_mixed_tokens_at_each_position():
-    layer = built(zoo.TokenFuser(), (None, TOKENS, DIM), (None, None, 4))
+    layer = zoo.TokenFuser()
+    helpers.randomized(layer, (None, TOKENS, DIM), (None, None, 4))
     tokens = helpers.normal(BATCH, TOKENS, DIM)
     inputs = helpers.normal(BATCH, LENGTH, 4)
     kernel = golden_cases.to_numpy(layer.mixing_kernel)
     mixed = kernel.T @ norm(tokens, layer.token_norm)
-    expected = sigmoid(dense(inputs, layer.weight_dense)) @ norm(
-        mixed, layer.mixed_norm
-    )
+    shares = sigmoid(dense(inputs, layer.weight_dense))
+    expected = shares @ norm(mixed, layer.mixed_norm)
     actual, _ = golden_cases.run(layer, tokens, inputs)
     golden_cases.assert_close(actual, expected, 1e-5)

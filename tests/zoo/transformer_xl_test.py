@@ -12,23 +12,14 @@ from tests.layers import helpers
 
 BATCH, LENGTH, DIM, HEADS, KEY = 2, 12, 5, 2, 4
 VOCABULARY = 11
-ON_JAX = keras.backend.backend() == "jax"
-# Routed heads beside those with a memory take JAX long to compile.
-further_with_sides = [pytest.mark.thorough] if ON_JAX else []
 SIDES = [False, pytest.param(True, marks=pytest.mark.thorough)]
-
-
-@pytest.fixture(autouse=True)
-def eager_calls(eager):
-    """Each layer is called a few times."""
+# Each layer is called a few times.
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def built(memory_length=6, cls=zoo.TransformerXLAttention, **options):
     options = {"kernel_initializer": "zeros", "memory_length": memory_length, **options}
-    layer = cls(HEADS, KEY, **options)
-    layer.build((None, None, DIM))
-    helpers.randomize(layer)
-    return layer
+    return helpers.randomized(cls(HEADS, KEY, **options), (None, None, DIM))
 
 
 def weights_of(layer):
@@ -163,7 +154,8 @@ def token_ids(length=LENGTH):
 
 @pytest.mark.parametrize(
     "norm_position, has_side",
-    [("post", False), pytest.param("pre", True, marks=further_with_sides)],
+    # Routed heads beside those with a memory take JAX long to compile.
+    [("post", False), pytest.param("pre", True, marks=helpers.FURTHER_ON_JAX)],
 )
 def test_pieces_of_a_text_equal_the_whole(norm_position, has_side):
     """With a memory of all tokens before; routed heads beside it read it, too."""
@@ -189,17 +181,9 @@ def test_blocks_have_weights_of_their_own():
         assert np.any(gradient != 0), path
 
 
-def test_survives_saving(tmp_path):
-    options = {"segment_length": 4, "dropout": 0.1, "norm_position": "pre"}
-    options |= {} if ON_JAX else {"side_attention": side_attention()}
-    model = zoo.TransformerXLBackbone(9, 2, 2, 8, 6, 6, **options)
-    helpers.assert_survives_saving(model, tmp_path, token_ids(8) % 9)
-
-
 @pytest.mark.thorough
 def test_trains(compiled):
     """By `fit`, with compiled steps."""
-    keras.utils.set_random_seed(0)
     ids, model = keras.Input((LENGTH,), dtype="int32"), backbone(segment_length=4)
     lm = keras.Model(ids, keras.layers.Dense(VOCABULARY)(model(ids)))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -207,24 +191,6 @@ def test_trains(compiled):
     x = token_ids()
     history = lm.fit(x, np.roll(x, -1, axis=1), epochs=24, verbose=0).history["loss"]
     assert history[-1] < 0.9 * history[0]
-
-
-def assert_half_precision(make, length, **options):
-    exact, half = make(), make(dtype="mixed_bfloat16")
-    weights, outputs = [0.3 * w for w in exact.get_weights()], []
-    for layer in (exact, half):
-        layer.set_weights(weights)
-        state = layer.make_state(BATCH)
-        options["state"] = golden_cases.to_numpy(state)
-        x = helpers.normal(BATCH, length, DIM)
-        (output, _), _ = golden_cases.run(layer, x, **options)
-        outputs.append(np.asarray(output, "float32"))
-    golden_cases.assert_close(outputs[1], outputs[0], 0.05)
-    assert keras.backend.standardize_dtype(state["memory"].dtype) == "bfloat16"
-
-
-def test_half_precision():
-    assert_half_precision(built, LENGTH)
 
 
 def test_states_pass_through_keras_as_they_are():
@@ -253,32 +219,31 @@ def test_attention_beside_the_memory_may_depend_on_places():
     golden_cases.assert_close(outputs, whole, 1e-5)
 
 
+X = np.ones((2, 3, DIM))
+
+
+def unbuilt():
+    return zoo.TransformerXLAttention(1, 2, 3)
+
+
+def of_one_block(model):
+    return model(token_ids(), state=model.make_state(BATCH)[:1])
+
+
 @pytest.mark.parametrize(
     "make, message",
     [
         (lambda: built(side_attention="full"), "must be a `MixedAttention` or"),
         (lambda: built().make_state(0), "`batch_size` must be a positive integer"),
         (lambda: built().make_state(1, 2.0), "`memory_length` must be a positive"),
-        (
-            lambda: zoo.TransformerXLAttention(1, 2, 3)(np.ones((2, 3))),
-            "with a known dim",
-        ),
-        (lambda: zoo.TransformerXLAttention(1, 2, 3).make_state(1), "that is built"),
-        (
-            lambda: built()(np.ones((2, 3, DIM)), state=built().make_state(3)),
-            "`state` must be what `make_state`",
-        ),
-        (lambda: built()(np.ones((2, 3, DIM)), state=3), "`state` must be what"),
-        (lambda: built()(np.ones((2, 3, DIM)), state={}), "`state` must be what"),
-        (
-            lambda: backbone()(token_ids(), state=backbone().make_state(BATCH)[:1]),
-            "list for 2 blocks",
-        ),
-        (
-            lambda: built()(np.ones((2, 3, DIM)), mask=np.ones((2, 4), "bool")),
-            "`mask` must have the shape",
-        ),
-        (lambda: built()(np.ones((2, 0, DIM))), "at least one token"),
+        (lambda: unbuilt()(X[0]), "with a known dim"),
+        (lambda: unbuilt().make_state(1), "that is built"),
+        (lambda: built()(X, state=built().make_state(3)), "`state` must be what `make"),
+        (lambda: built()(X, state=3), "`state` must be what"),
+        (lambda: built()(X, state={}), "`state` must be what"),
+        (lambda: of_one_block(backbone()), "list for 2 blocks"),
+        (lambda: built()(X, mask=np.ones((2, 4), "bool")), "`mask` must have the sha"),
+        (lambda: built()(X[:, :0]), "at least one token"),
         (lambda: backbone()(token_ids()[0]), "ids of the shape"),
         (lambda: backbone()({"ids": token_ids()}), "'token_ids', and of a"),
         (lambda: backbone(norm_position="both"), "`norm_position` must be one of"),

@@ -85,7 +85,7 @@ def test_steps_use_the_adapters():
     layer, x = attention(), sequence(9)
     layer.enable_lora(RANK, projections=("query", "value", "output"))
     layer.lora_kernel_b.assign(helpers.normal(*layer.lora_kernel_b.shape))
-    helpers.assert_two_pieces_equal_the_whole(layer, x, 8, use_causal_mask=True)
+    helpers.assert_pieces_equal_the_whole(layer, x, 8)
 
 
 def test_files_hold_the_sums(tmp_path):

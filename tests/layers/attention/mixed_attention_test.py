@@ -34,9 +34,7 @@ def full():
 def built_attention(groups, value_shape=None, **options):
     options = {"kernel_initializer": "zeros", "name": "attention", **options}
     attention = layers.MixedAttention(groups, KEY_DIM, **options)
-    attention.build(SELF, value_shape)
-    helpers.randomize(attention)
-    return attention
+    return helpers.randomized(attention, SELF, value_shape)
 
 
 def sequence(length=LENGTH, dim=DIM, seed=0):
@@ -45,35 +43,20 @@ def sequence(length=LENGTH, dim=DIM, seed=0):
 
 @pytest.mark.parametrize("use_bias, use_gate", [(False, False), (True, True)])
 def test_equals_keras_multi_head_attention(use_bias, use_gate):
-    attention = built_attention(
-        [full()],
-        (BATCH, MEMORY, 7),
-        value_dim=5,
-        output_dim=9,
-        use_bias=use_bias,
-        use_gate=use_gate,
-    )
-    other = keras.layers.MultiHeadAttention(
-        2,
-        KEY_DIM,
-        value_dim=5,
-        output_shape=(9,),
-        use_bias=use_bias,
-        use_gate=use_gate,
-        kernel_initializer="zeros",
-    )
+    options = {"value_dim": 5, "use_bias": use_bias, "use_gate": use_gate}
+    attention = built_attention([full()], (BATCH, MEMORY, 7), output_dim=9, **options)
+    options |= {"output_shape": (9,), "kernel_initializer": "zeros"}
+    other = keras.layers.MultiHeadAttention(2, KEY_DIM, **options)
     query, memory = sequence(), sequence(MEMORY, 7, seed=1)
-    real = helpers.tail_mask(MEMORY, 8, 5)
     other.build(query.shape, memory.shape)
     helpers.share_random_weights(attention, other)
 
-    outputs, _ = golden_cases.run(
-        attention, query, memory, value_mask=real, return_attention_scores=True
+    real = helpers.tail_mask(MEMORY, 8, 5)
+    options = {"value_mask": real, "return_attention_scores": True}
+    (outputs, _), (expected, _) = (
+        golden_cases.run(each, query, memory, **options) for each in (attention, other)
     )
 
-    expected, _ = golden_cases.run(
-        other, query, memory, value_mask=real, return_attention_scores=True
-    )
     for actual, wanted in zip(outputs, expected, strict=True):
         golden_cases.assert_close(actual, wanted, 1e-5)
 
@@ -235,18 +218,13 @@ def test_regularizers_and_constraints_reach_all_projections():
         kernel_constraint="non_neg",
         bias_constraint=keras.constraints.MaxNorm(1.0),
     )
-    weights = {w.name: w for w in attention.trainable_weights}
-    assert len(weights) == 6  # no keys
-    for name, weight in weights.items():
-        kind = (
-            keras.constraints.NonNeg if "kernel" in name else keras.constraints.MaxNorm
-        )
-        assert isinstance(weight.constraint, kind)
-    values = dict(zip(weights, golden_cases.to_numpy(list(weights.values()))))
-    expected = sum(
-        (x**2).sum() if "kernel" in name else 0.01 * np.abs(x).sum()
-        for name, x in values.items()
-    )
+    assert len(attention.trainable_weights) == 6  # no keys
+    expected = 0.0
+    for weight in attention.trainable_weights:
+        is_kernel, x = "kernel" in weight.name, golden_cases.to_numpy(weight)
+        kinds = keras.constraints.MaxNorm, keras.constraints.NonNeg
+        assert isinstance(weight.constraint, kinds[is_kernel])
+        expected += (x**2).sum() if is_kernel else 0.01 * np.abs(x).sum()
     loss = sum(golden_cases.to_numpy(attention.losses))
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     helpers.assert_keeps_settings(attention)
@@ -328,32 +306,22 @@ def ones(*shape):
 X, M, KEYS = ones(*SELF), ones(*SELF[:2]) > 0, ones(BATCH, MEMORY, DIM)
 PICTURE = ones(BATCH, *IMAGE, DIM)
 NAMES = ("query_mask", "value_mask", "token_bias")
+SQUARE = ones(12, 12)
 WRONG_CALLS = [
     ((X,), {"attention_mask": ones(2, 12, 12)}, r"attention_mask.shape=\(2, 12, 12\)"),
     # Keras would take it for a matrix of pairs.
-    (
-        (ones(12, 12, DIM),),
-        {"attention_mask": ones(12, 12)},
-        r"attention_mask.shape=\(12, 12\)",
-    ),
+    ((ones(12, 12, DIM),), {"attention_mask": SQUARE}, r"attention_mask.shape=\(12, 1"),
     ((X, ones(2, 12, 7)), {}, r"built with, 10.*value.shape=\(2, 12, 7\)"),
     ((X, KEYS), {"use_causal_mask": True}, "use_causal_mask.*lengths 12 and 8"),
     ((X, KEYS[:1]), {}, "same batch size. Received: 2 and 1"),
     *(
-        ((X,), {name: ones(3, 12)}, rf"{name}.shape=\(3, 12\).*a batch of 2")
-        for name in NAMES[:2]
-    ),
-    *(
-        ((X,), {name: ones(2, 11)}, rf"{name}.shape=\(2, 11\) for positions \(12,\)")
-        for name in NAMES
-    ),
-    *(
-        (
-            (PICTURE,),
-            {name: ones(2, 35)},
-            rf"`{name}`.*Received: {name}.shape=\(2, 35\) for positions \(5, 7\)",
+        ((query,), {name: ones(*shape)}, rf"`{name}`.*Received: {name}.shape={message}")
+        for query, shape, names, message in (
+            (X, (3, 12), NAMES[:2], r"\(3, 12\).*a batch of 2"),
+            (X, (2, 11), NAMES, r"\(2, 11\) for positions \(12,\)"),
+            (PICTURE, (2, 35), NAMES, r"\(2, 35\) for positions \(5, 7\)"),
         )
-        for name in NAMES
+        for name in names
     ),
     *(
         (query, {}, f"`{name}` .*with at least one position")
@@ -379,7 +347,7 @@ def test_refuses_wrong_calls(arrays, options, message):
         attention(*arrays, **options)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")
+@helpers.only_on("tensorflow")
 def test_refuses_tensors_that_are_not_dense():
     import tensorflow as tf
 

@@ -14,13 +14,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def models(use_bias=True, use_gate=False, layer=layers.FullHeads):
+def models(**options):
     """Returns a model of our attention, and one of that of Keras, with its weights."""
     x, mask = keras.Input((LENGTH, DIM)), keras.Input((LENGTH,), dtype="bool")
-    ours = layers.MixedAttention(
-        [layer(2)], key_dim=8, use_bias=use_bias, use_gate=use_gate
-    )
-    theirs = keras.layers.MultiHeadAttention(2, 8, use_bias=use_bias, use_gate=use_gate)
+    ours = layers.MixedAttention([layers.FullHeads(2)], key_dim=8, **options)
+    theirs = keras.layers.MultiHeadAttention(2, 8, **options)
     own = keras.Model([x, mask], ours(x, query_mask=mask))
     other = keras.Model([x, mask], theirs(x, x, attention_mask=mask[:, None]))
     helpers.randomize(own)
@@ -36,8 +34,7 @@ def models(use_bias=True, use_gate=False, layer=layers.FullHeads):
 
 
 def inputs():
-    real = np.arange(LENGTH) < np.array([[LENGTH], [7]])
-    return [helpers.normal(2, LENGTH, DIM), real]
+    return [helpers.normal(2, LENGTH, DIM), helpers.tail_mask(LENGTH, LENGTH, 7)]
 
 
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
@@ -46,7 +43,7 @@ def inputs():
     [("int8", True, True), ("int4", False, False), ("float8", True, False)],
 )
 def test_numbers_are_those_of_keras(mode, use_bias, use_gate, tmp_path):
-    own, other = models(use_bias, use_gate)
+    own, other = models(use_bias=use_bias, use_gate=use_gate)
     before = own.predict_on_batch(inputs())
     for model in (own, other):
         model.quantize(mode)
@@ -84,8 +81,7 @@ def test_steps_and_adapters_of_a_quantized_layer():
     added = attention.query_projection.lora_kernel_b
     added.assign(helpers.normal(*added.shape))
 
-    x = helpers.normal(2, LENGTH, DIM)
-    helpers.assert_two_pieces_equal_the_whole(attention, x, 7, use_causal_mask=True)
+    helpers.assert_pieces_equal_the_whole(attention, helpers.normal(2, LENGTH, DIM), 7)
 
 
 def test_adapters_are_added_first():

@@ -22,7 +22,7 @@ MASK = helpers.tail_mask(LENGTH, 12, 7)
 
 
 def sequence(seed=0):
-    return helpers.normal(BATCH, LENGTH, DIM, seed=seed).astype("float32")
+    return helpers.normal(BATCH, LENGTH, DIM, seed=seed)
 
 
 def built_block(
@@ -63,9 +63,11 @@ def built_block(
         **{**shared, **options},
     )
     shape = (BATCH, LENGTH, DIM)
-    block.build(shape, *[shape] * cross_attention)
-    helpers.randomize(block)
-    return block
+    return helpers.randomized(block, shape, *[shape] * cross_attention)
+
+
+def squares(outputs, losses):
+    return ops.sum(ops.cast(outputs, "float32") ** 2) + 2 * sum(losses)
 
 
 def gradients(block, **arguments):
@@ -76,15 +78,9 @@ def gradients(block, **arguments):
     for seed in range(2):
         # Dropout of torch draws from its one generator.
         keras.utils.set_random_seed(seed)
-        result = golden_cases.gradients(
-            block,
-            lambda outputs, losses: (
-                ops.sum(ops.cast(outputs, "float32") ** 2) + 2 * sum(losses)
-            ),
-            {"inputs": sequence(seed), **arguments, "training": True},
-            wrt=("inputs", *memory),
-        )
-        results.append(result)
+        given = {"inputs": sequence(seed), **arguments, "training": True}
+        wrt = ("inputs", *memory)
+        results.append(golden_cases.gradients(block, squares, given, wrt))
     return results, golden_cases.to_numpy(block.non_trainable_variables)
 
 
@@ -139,22 +135,12 @@ def test_weights_alone_are_forgotten_of_a_softmax_alone(
         keras.utils.set_random_seed(0)
         groups = [layers.LocalHeads(2, (4,), name="local", **options)]
         groups += [layers.RoutedHeads(2, 3, 5, name="routed", dropout_seed=1)]
-        attention = layers.MixedAttention(
-            groups, key_dim=6, remat=each, name="attention"
-        )
-        attention.build((BATCH, LENGTH, DIM))
-        helpers.randomize(attention)
+        attention = helpers.attention(*groups, dim=DIM, remat=each, name="attention")
         arguments = {"query": sequence(), "use_causal_mask": True, "training": True}
         if has_bias := "token_bias_weight" in options:
             arguments["token_bias"] = helpers.normal(BATCH, LENGTH, seed=4)
-        results.append(
-            golden_cases.gradients(
-                attention,
-                lambda outputs, losses: ops.sum(outputs**2) + sum(losses),
-                arguments,
-                wrt=("query", *["token_bias"] * has_bias),
-            )
-        )
+        wrt = ("query", *["token_bias"] * has_bias)
+        results.append(golden_cases.gradients(attention, squares, arguments, wrt))
     assert attention.get_config()["remat"] == remat
     # A gradient that is stated computes them again.
     assert (groups[0] in wholes) == (not is_alone or not are_stated())
@@ -174,8 +160,7 @@ def test_weights_alone_are_forgotten_of_a_softmax_alone(
 def test_heads_that_have_no_softmax_alone(monkeypatch, make, is_alone):
     whole = unittest.mock.Mock(side_effect=train_and_forget)
     monkeypatch.setattr(mixed_attention, "train_and_forget", whole)
-    attention = layers.MixedAttention([make()], key_dim=6, remat="weights")
-    attention.build((BATCH, LENGTH, DIM))
+    attention = helpers.attention(make(), dim=DIM, remat="weights")
     golden_cases.run(attention, sequence(), training=True)
     assert whole.called == (not is_alone or not are_stated())
 
@@ -199,13 +184,9 @@ def test_heads_with_more_inputs_or_state(make):
     for remat in (False, True):
         attention = helpers.attention(make(name="heads"), remat=remat, name="attention")
         arguments = {"query": helpers.normal(2, LENGTH, 8), "use_causal_mask": True}
+        arguments["training"] = True
         for _ in range(2):
-            found = golden_cases.gradients(
-                attention,
-                lambda output, losses: ops.sum(output**2) + sum(losses),
-                {**arguments, "training": True},
-                wrt=("query",),
-            )
+            found = golden_cases.gradients(attention, squares, arguments, ("query",))
         state = golden_cases.to_numpy(attention.non_trainable_variables)
         results.append((found, state))
     (expected, state), (actual, actual_state) = results

@@ -18,43 +18,19 @@ SETTINGS = {
 }
 
 
-def built_attention(**options):
-    attention = layers.RoutingAttention(**{**SETTINGS, **options}, name="attention")
-    attention.build((BATCH, LENGTH, DIM))
-    helpers.randomize(attention)
-    return attention
-
-
-def sequence(length=LENGTH, seed=0):
-    return helpers.normal(BATCH, length, DIM, seed=seed)
-
-
 @pytest.mark.parametrize("share_query_key", [False, True])
 def test_is_mixed_attention_of_routed_and_local_heads(share_query_key):
-    attention = built_attention(
-        num_local_heads=3,
-        local_block_size=4,
-        value_dim=5,
-        output_dim=9,
-        max_relative_position=2,
-        share_query_key=share_query_key,
-    )
-    mixed = layers.MixedAttention(
-        [
-            layers.RoutedHeads(
-                1, 3, 5, share_query_key=share_query_key, max_relative_position=2
-            ),
-            layers.LocalHeads(3, (4,), max_relative_position=2),
-        ],
-        key_dim=6,
-        value_dim=5,
-        output_dim=9,
-        kernel_initializer="zeros",
-    )
-    mixed.build((BATCH, LENGTH, DIM))
+    sizes, relative = {"value_dim": 5, "output_dim": 9}, {"max_relative_position": 2}
+    own = {"share_query_key": share_query_key, **relative}
+    blocks = {"num_local_heads": 3, "local_block_size": 4}
+    attention = layers.RoutingAttention(**SETTINGS, **blocks, **sizes, **own)
+    helpers.randomized(attention, (BATCH, LENGTH, DIM))
+    groups = layers.RoutedHeads(1, 3, 5, **own), layers.LocalHeads(3, (4,), **relative)
+    mixed = helpers.attention(*groups, key_dim=6, dim=DIM, **sizes)
     mixed.set_weights(attention.get_weights())
+    x = helpers.normal(BATCH, LENGTH, DIM)
     outputs = [
-        golden_cases.run(layer, sequence(), use_causal_mask=True)[0]
+        golden_cases.run(layer, x, use_causal_mask=True)[0]
         for layer in (attention, mixed)
     ]
     np.testing.assert_array_equal(*outputs)

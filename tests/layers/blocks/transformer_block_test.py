@@ -18,22 +18,9 @@ def sequence(seed=0):
 
 
 def built_block(feed_forward=True, **options):
-    attention = layers.MixedAttention(
-        [layers.LocalHeads(1, (4,)), layers.RoutedHeads(2, 3, 5, name="routed")],
-        key_dim=6,
-        kernel_initializer="zeros",
-        name="attention",
-    )
-    if feed_forward:
-        feed_forward = layers.FeedForward(
-            8, "relu", kernel_initializer="zeros", name="feed_forward"
-        )
-    block = layers.TransformerBlock(
-        attention, feed_forward or None, name="block", **options
-    )
-    block.build((BATCH, LENGTH, DIM))
-    helpers.randomize(block)
-    return block
+    feed_forward = layers.FeedForward(8, "relu") if feed_forward else None
+    groups = layers.LocalHeads(1, (4,)), layers.RoutedHeads(2, 3, 5)
+    return helpers.block(*groups, feed_forward=feed_forward, dim=DIM, **options)
 
 
 @pytest.mark.parametrize(
@@ -103,12 +90,8 @@ def test_causal_mask_is_an_option():
     changed = x.copy()
     changed[:, -1] = 3.0
     for causal in (True, False):
-        block = layers.TransformerBlock(
-            layers.MixedAttention([layers.FullHeads(1)], key_dim=6),
-            layers.FeedForward(8),
-            use_causal_mask=causal,
-        )
-        block.build(x.shape)
+        options = {"dim": DIM, "use_causal_mask": causal}
+        block = helpers.block(layers.FullHeads(1), **options)
         before, after = (golden_cases.run(block, y)[0] for y in (x, changed))
         same = np.array_equal(before[:, :-1], after[:, :-1])
         assert same == causal
@@ -155,22 +138,9 @@ def test_takes_parts_that_are_built():
     np.testing.assert_array_equal(kernel, golden_cases.to_numpy(attention.query_kernel))
 
 
-def test_steps_of_a_block_that_only_reads_a_memory():
-    reads = layers.MixedAttention(
-        [layers.FullHeads(2)], key_dim=4, kernel_initializer="zeros"
-    )
+def test_a_block_without_self_attention_keeps_that():
+    reads = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
     block = layers.TransformerBlock(None, None, cross_attention=reads)
-    block.build((None, None, DIM), (None, None, 5))
-    helpers.randomize(block)
-
-    def both(x, memory):
-        cache = block.make_cache(BATCH, LENGTH, memory=memory)
-        first, cache = block(x[:, :4], cache=cache, cache_index=0)
-        rest, _ = block(x[:, 4:], cache=cache, cache_index=4)
-        return ops.concatenate([first, rest], axis=1), block(x, memory=memory)
-
-    both = helpers.compiled(both, jit_compile=None)
-    golden_cases.assert_close(*both(sequence(), helpers.normal(BATCH, 7, 5)), 1e-5)
     assert type(block).from_config(block.get_config()).attention is None
 
 

@@ -46,14 +46,9 @@ def test_a_query_without_a_place_gets_zero(kind):
     real = np.ones((BATCH, LENGTH), "bool")
     query_mask = real.copy()
     query_mask[:, [3, 9]] = False
+    about = {**tokens(group), "value_mask": real, "use_causal_mask": True}
     outputs = [
-        golden_cases.run(
-            group,
-            **tokens(group),
-            use_causal_mask=True,
-            query_mask=mask,
-            value_mask=real,
-        )[0]
+        golden_cases.run(group, **about, query_mask=mask)[0]
         for mask in (real, query_mask)
     ]
     expected = np.where(query_mask[:, None, :, None], outputs[0], 0.0)

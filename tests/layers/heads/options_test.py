@@ -3,8 +3,6 @@
 `oracle_test` has what these compute in every kind of heads.
 """
 
-import functools
-
 import numpy as np
 import pytest
 from keras import ops
@@ -18,26 +16,20 @@ from tests.zoo import cases
 
 BATCH, HEADS, LENGTH, DIM = 2, 2, 24, 6
 WAYS = {"capped": {"logit_soft_cap": 1.5}, "normalised": {"qk_norm": True}}
-every_way = pytest.mark.parametrize("way", WAYS)
-
-
-sequences = functools.partial(helpers.streams, LENGTH)
 
 
 @pytest.mark.parametrize("kind", ["BlockPairHeads", "LinformerHeads", "SinkhornHeads"])
 def test_near_zero_queries_that_see_the_same_read_the_same(kind):
     outputs = []
     for cap in (None, 1e-7):
-        group = cases.SMALL[kind](logit_soft_cap=cap)
-        group.build(*[(BATCH, HEADS, 8, DIM)] * 3)
-        helpers.randomize(group)
-        output, _ = golden_cases.run(group, *(x[:, :, :8] for x in sequences()))
+        group = helpers.built(cases.SMALL[kind](logit_soft_cap=cap))
+        output, _ = golden_cases.run(group, *helpers.streams(8))
         outputs.append(output[:, :, 1] - output[:, :, 0])
     without, within = (np.abs(x).max() for x in outputs)
     assert without > 0.1 and within < 1e-5
 
 
-@every_way
+@pytest.mark.parametrize("way", WAYS)
 def test_as_in_gemma(way):
     """Gemma 2 has the cap, Gemma 3 the norms, with scales one more than its weights."""
     gemma = CachedGemmaAttention(DIM, HEADS, HEADS, logit_soft_cap=1.5)
@@ -68,6 +60,7 @@ def test_as_in_gemma(way):
 
 HALF, FLOAT16 = {"dtype": "mixed_bfloat16"}, {"dtype": "mixed_float16"}
 PREFIX = {"prefix_block_size": 5, "max_relative_position": 3, "dropout": 0.5}
+SCOPE = {"routing_scope": "prefix"}
 HIDDEN = np.where(np.arange(LENGTH) == 2, -np.inf, np.arange(LENGTH) / 7)
 X = helpers.normal(BATCH, LENGTH, 8)
 CAUSAL = {"query": X, "use_causal_mask": True}
@@ -102,9 +95,7 @@ LEARN = {
     ),
     "members of prefixes with dropout": (
         lambda: helpers.attention(
-            layers.RoutedHeads(
-                2, 3, 5, "expert_choice", routing_scope="prefix", **PREFIX
-            )
+            layers.RoutedHeads(2, 3, 5, "expert_choice", **SCOPE, **PREFIX)
         ),
         {**CAUSAL, "query": X[:, :12]},
     ),

@@ -88,15 +88,9 @@ def test_strided_heads_see_padding_as_in_the_release():
     value[0, :, 9] = 0.0  # not at the start of a block
     sees, _ = patterns.strided(group, 12, 12, causal=True)
 
-    output, _ = golden_cases.run(
-        group,
-        query,
-        key,
-        value,
-        value_mask=helpers.tail_mask(12, 9, 5),
-        token_bias=helpers.normal(BATCH, 12, seed=3),
-        use_causal_mask=True,
-    )
+    about = {"value_mask": helpers.tail_mask(12, 9, 5), "use_causal_mask": True}
+    about["token_bias"] = helpers.normal(BATCH, 12, seed=3)
+    output, _ = golden_cases.run(group, query, key, value, **about)
 
     expected, _ = helpers.dense_attention(query, key, value, sees)
     expected[:, :, 4:8] = value.reshape(BATCH, HEADS, 3, 4, DIM).mean(axis=2)

@@ -1,7 +1,5 @@
 """Tests of routed heads; `oracle_test` has their rule."""
 
-import functools
-
 import keras
 import pytest
 
@@ -11,16 +9,6 @@ from tests import golden_cases
 from tests.layers import helpers
 
 HEADS, LENGTH, CLUSTERS = 2, 12, 3
-
-
-def built_group(kind=RoutedHeads, **options):
-    defaults = {"attention_window": 5, "decay": 0.9, "routing": "expert_choice"}
-    options = {**defaults, **options}
-    group = kind(HEADS, CLUSTERS, embeddings_initializer="zeros", **options)
-    return helpers.built(group)
-
-
-tokens = functools.partial(helpers.streams, LENGTH)
 
 
 def scoped(routing_scope="full"):
@@ -37,29 +25,20 @@ def scoped_model(routing_scope):
 
 def test_models_and_blocks_hand_the_scope_of_a_call_on():
     """In training too, where gradients may compute all of it again."""
-    results = []
-    for own, called in (("prefix", None), ("full", "prefix"), ("full", None)):
+    outputs, gradients = [], []
+    by_name = {"routing_scope": "prefix"}
+    for own, called in (("prefix", {}), ("full", by_name), ("full", {})):
         model = scoped_model(own)
         helpers.randomize(model)
-        results.append(
-            golden_cases.gradients(
-                model,
-                lambda y, losses: keras.ops.sum(y**3),
-                {
-                    "inputs": helpers.normal(2, 9, 5),
-                    "training": True,
-                    **({"routing_scope": called} if called else {}),
-                },
-                wrt=("inputs",),
-            )
+        arguments = {"inputs": helpers.normal(2, 9, 5), "training": True, **called}
+        result = golden_cases.gradients(
+            model, lambda y, losses: keras.ops.sum(y**3), arguments, wrt=("inputs",)
         )
-    expected, named, other = results
-    golden_cases.assert_close(named.outputs, expected.outputs, 1e-5)
-    golden_cases.assert_close(named.inputs["inputs"], expected.inputs["inputs"], 1e-5)
-    error = golden_cases.relative_error(
-        other.inputs["inputs"], expected.inputs["inputs"]
-    )
-    assert error > 1e-2
+        outputs.append(result.outputs)
+        gradients.append(result.inputs["inputs"])
+    golden_cases.assert_close(outputs[1], outputs[0], 1e-5)
+    golden_cases.assert_close(gradients[1], gradients[0], 1e-5)
+    assert golden_cases.relative_error(gradients[2], gradients[0]) > 1e-2
 
 
 @pytest.mark.parametrize(
@@ -74,15 +53,12 @@ def test_models_and_blocks_hand_the_scope_of_a_call_on():
 )
 def test_trains_on_normalized_real_tokens(shared, routing, cluster_of):
     """Of queries and then of keys; where queries have no clusters, of keys alone."""
-    group = built_group(
-        share_query_key=shared,
-        commitment_weight=0.5,
-        routing=routing,
-        query_cluster=cluster_of,
-    )
-    query, key, value = tokens()
+    learning = {"decay": 0.9, "commitment_weight": 0.5}
+    own = {"share_query_key": shared, "query_cluster": cluster_of, **learning}
+    group = helpers.built(RoutedHeads(HEADS, CLUSTERS, 5, routing, **own))
+    query, key, value = helpers.streams(LENGTH)
     real = helpers.tail_mask(LENGTH, 11, 4)
-    kmeans = layers.OnlineKMeans(CLUSTERS, decay=0.9, commitment_weight=0.5)
+    kmeans = layers.OnlineKMeans(CLUSTERS, **learning)
     kmeans.build(query.shape)
     kmeans.set_weights(group.kmeans.get_weights())
 

@@ -16,9 +16,7 @@ from tests import golden_cases
 from tests.layers import helpers
 
 BATCH, HEADS, LENGTH, DIM = 2, 3, 70, 6
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="JAX has static shapes alone"
-)
+pytestmark = helpers.only_on("tensorflow", "JAX has static shapes alone")
 
 
 @pytest.fixture(autouse=True)

@@ -18,19 +18,15 @@ KINDS = {
     ),
     "cluster_strided": lambda **o: layers.ClusterStridedHeads(HEADS, **o),
 }
-ON_JAX = keras.backend.backend() == "jax"
-WITHOUT_XLA = pytest.mark.skipif(
-    ON_JAX, reason="JAX always compiles the loop over blocks"
-)
+ON_JAX = helpers.ON_JAX
+WITHOUT_XLA = pytest.mark.skipif(ON_JAX, reason="JAX always compiles the loop")
 
 
 def compiled(group, jit_compile):
     """Returns a function that trains the group on queries and values."""
     options = {"use_causal_mask": True, "training": True}
     if keras.backend.backend() != "tensorflow":
-        return lambda query, value: golden_cases.run(
-            group, query, None, value, **options
-        )[0]
+        return lambda *x: golden_cases.run(group, x[0], None, x[1], **options)[0]
     import tensorflow as tf
 
     call = tf.function(
@@ -67,10 +63,7 @@ def test_dropout_differs_in_each_block_and_call(kind, jit_compile):
     assert np.all(dropped[~earlier])
     assert 0.4 < np.mean(dropped[earlier]) < 0.6
     # If each block dropped the same, these would be alike.
-    second, third = (
-        dropped[..., rows, :block]
-        for rows in (slice(block, 2 * block), slice(2 * block, 3 * block))
-    )
+    _, second, third = np.split(dropped[..., :block], 3, axis=-2)
     for one, other in ((second, third), (dropped[0], dropped[1])):
         assert np.mean(one != other) > 0.2
 

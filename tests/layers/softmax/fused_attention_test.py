@@ -24,8 +24,8 @@ KINDS = {
     "token choice": functools.partial(layers.RoutedHeads, HEADS, 3, 8),
     "apart": functools.partial(layers.RoutedHeads, HEADS, 3, 8, share_query_key=False),
 }
-ON_JAX = keras.backend.backend() == "jax"
-on_jax = pytest.mark.skipif(not ON_JAX, reason="the kernels are those of JAX")
+ON_JAX = helpers.ON_JAX
+on_jax = helpers.only_on("jax")
 
 
 def inputs(group, length=LENGTH):
@@ -35,9 +35,7 @@ def inputs(group, length=LENGTH):
 
 def built_group(make, implementation="plain", length=LENGTH, **options):
     group = make(name="heads", attention_implementation=implementation, **options)
-    group.build(*[(BATCH, HEADS, length, DIM)] * 3)
-    helpers.randomize(group)
-    return group
+    return helpers.randomized(group, *[(BATCH, HEADS, length, DIM)] * 3)
 
 
 def results(
@@ -275,6 +273,3 @@ def test_hyperparameters_name_it_for_all_heads():
     assert names == ["auto"] * len(names)
     with pytest.raises(ValueError, match="`attention_implementation` must be one of"):
         h.replace(attention_implementation="flash")
-    layer = layers.RoutingAttention(4, 8, 2, 8, 2, attention_implementation="auto")
-    assert layer.from_config(layer.get_config()).attention_implementation == "auto"
-    assert {g.attention_implementation for g in layer.head_groups} == {"auto"}

@@ -34,9 +34,7 @@ def one_cpu(monkeypatch):
 
 def attention(**options):
     layer = ScaledDotProduct(**options)
-    layer.build(*(x.shape for x in inputs()))
-    helpers.randomize(layer)
-    return layer
+    return helpers.randomized(layer, *(x.shape for x in inputs()))
 
 
 def inputs():

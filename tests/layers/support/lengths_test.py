@@ -9,9 +9,7 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
 
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="JAX always knows the length"
-)
+pytestmark = helpers.only_on("tensorflow", "JAX always knows the length")
 
 BATCH, DIM = 2, 8
 # One of each way to arrange tokens, and of the few ways to shift keys.

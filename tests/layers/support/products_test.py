@@ -1,12 +1,12 @@
-import keras
 import numpy as np
 import pytest
 
 from routing_tf.layers.support.products import product
 from tests.layers.helpers import normal
+from tests.layers.helpers import only_on
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="of TensorFlow")
+@only_on("tensorflow")
 @pytest.mark.parametrize(
     "x, y",
     [

@@ -191,9 +191,7 @@ def test_a_block_hands_the_ids_of_both_sequences_on():
             block(x, memory, **{name: ids[name]})
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="JAX compiles all these tests"
-)
+@helpers.only_on("tensorflow", "JAX compiles all these tests")
 def test_what_is_compiled_by_xla_computes_the_same():
     attention = built(maker("token_choice"))
     x = normal(BATCH, LENGTH, DIM)
@@ -248,34 +246,16 @@ EACH_CACHE += ("random", "reformer")
 @pytest.mark.parametrize("kind", kinds.some(STEPS, EACH_CACHE))
 def test_steps_equal_the_whole_row(kind):
     """Behind a first part that ends within a document."""
-    attention, start = built(maker(kind)), 10
-
-    def both(x, ids):
-        whole = attention(x, segment_ids=ids, use_causal_mask=True)
-        first = {"segment_ids": ids[:, :start], "cache_index": 0}
-        cache = attention.make_cache(BATCH, LENGTH)
-        _, cache = attention(x[:, :start], cache=cache, **first)
-        rest = {"segment_ids": ids[:, start:], "cache_index": start}
-        steps, _ = attention(x[:, start:], cache=cache, **rest)
-        return whole[:, start:], steps
-
-    x, real = normal(BATCH, LENGTH, DIM), SEGMENT_IDS[0, start:] > 0
-    whole, steps = helpers.compiled(both, jit_compile=None)(x, SEGMENT_IDS)
-    wanted = whole[:, real]
-    np.testing.assert_allclose(steps[:, real], wanted, rtol=1e-4, atol=5e-5)
+    attention, x = built(maker(kind)), normal(BATCH, LENGTH, DIM)
+    about = {"segment_ids": SEGMENT_IDS, "shown": SEGMENT_IDS > 0}
+    helpers.assert_pieces_equal_the_whole(attention, x, 10, tolerance=2e-5, **about)
 
 
 def test_a_segment_may_start_in_one_row_alone():
-    attention, x = built(kinds.routed), normal(BATCH, 9, DIM)
     ids = np.array([[1] * 9, [1] * 6 + [2] * 3], "int32")
-    whole = called(attention, x, segment_ids=ids, use_causal_mask=True)
-
-    def step(x, ids, cache, start):
-        return attention(x, segment_ids=ids, cache=cache, cache_index=start)
-
-    cache = attention.make_cache(BATCH, 9)
-    steps, _ = helpers.in_pieces(step, [1] * 9, (x, ids), cache)
-    np.testing.assert_allclose(steps, whole, rtol=1e-4, atol=2e-5)
+    about = {"shown": ids > 0, "segment_ids": ids}
+    x = normal(BATCH, 9, DIM)
+    helpers.assert_pieces_equal_the_whole(built(kinds.routed), x, *[1] * 8, **about)
 
 
 @pytest.mark.parametrize("kind, start", [("local", 0), ("token_choice_shifted", 3)])
@@ -308,15 +288,8 @@ def test_padding_with_the_id_of_a_document_does_not_end_it(kind, start):
     attention, x = built(kinds.CAUSAL[kind]), normal(BATCH, 9, DIM)
     ids = np.array([[0] * 9, [0] * 6 + [7] * 3], "int32")
     real = np.arange(9) * np.ones((BATCH, 1)) % 4 != (0 if start else 3)
-    whole = called(attention, x, segment_ids=ids, query_mask=real, use_causal_mask=True)
-
-    def step(x, ids, real, cache, start):
-        about = {"segment_ids": ids, "query_mask": real}
-        return attention(x, cache=cache, cache_index=start, **about)
-
-    sizes, cache = [start, 9 - start] if start else [9], attention.make_cache(BATCH, 9)
-    found, _ = helpers.in_pieces(step, sizes, (x, ids, real), cache)
-    np.testing.assert_allclose(found[real], whole[real], rtol=1e-4, atol=5e-5)
+    about = {"segment_ids": ids, "query_mask": real, "shown": real}
+    helpers.assert_pieces_equal_the_whole(attention, x, *[start] * bool(start), **about)
 
 
 def test_other_heads_refuse_them_by_name():
@@ -377,9 +350,7 @@ def test_ids_are_inputs_of_models(tmp_path):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="JAX always knows the length"
-)
+@helpers.only_on("tensorflow", "JAX always knows the length")
 @pytest.mark.parametrize(
     "kind, causal",
     kinds.some(

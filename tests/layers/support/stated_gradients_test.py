@@ -14,13 +14,7 @@ KINDS = ("full", "local", "token_choice", "prefix", "hashed", "best_blocks")
 
 
 def built_block(kind):
-    attention = layers.MixedAttention([kinds.CAUSAL[kind]()], key_dim=4)
-    block = layers.TransformerBlock(
-        attention, layers.FeedForward(8), use_causal_mask=True
-    )
-    block.build((None, LENGTH, DIM))
-    helpers.randomize(block)
-    return block
+    return helpers.block(kinds.CAUSAL[kind](), feed_forward=layers.FeedForward(8))
 
 
 @pytest.mark.parametrize("kind", kinds.some(KINDS, ("local", "token_choice")))
@@ -41,7 +35,7 @@ def test_stated_gradients_are_those_that_the_backend_finds(kind):
         np.testing.assert_allclose(stated[name], gradient, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="Forward mode is JAX's")
+@helpers.only_on("jax")
 @pytest.mark.parametrize("kind", kinds.some(KINDS, ("full", "token_choice")))
 def test_forward_mode(kind):
     import jax
@@ -57,7 +51,7 @@ def test_forward_mode(kind):
     np.testing.assert_allclose(np.sum(np.asarray(forward) * onto), expected, rtol=1e-3)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="Forward mode is JAX's")
+@helpers.only_on("jax")
 def test_second_derivatives():
     import jax
 

@@ -1,6 +1,5 @@
 """Tests of softmax attention with masks, biases and relative positions."""
 
-import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -35,57 +34,22 @@ def some_mask():
     return mask
 
 
-@pytest.mark.parametrize(
-    "limit, shape", [(3, (2, 3, QUERIES, KEYS)), (30, (2, 1, 1, KEYS))]
-)
-def test_distances_may_follow_no_order(limit, shape):
-    layer = built_layer(max_relative_position=limit)
-    helpers.randomize(layer)
-    bias = helpers.normal(2, 3, QUERIES, KEYS, seed=4)
-    distances = np.random.default_rng(5).integers(-8, 9, size=shape).astype("int32")
-
-    def call(layer, *arrays):
-        return golden_cases.run(
-            layer, *arrays, attention_mask=some_mask(), bias=bias, distances=distances
-        )[0]
-
-    expected, _ = helpers.dense_attention(
-        *inputs(),
-        some_mask(),
-        bias,
-        helpers.relative_tables(layer),
-        np.broadcast_to(distances, bias.shape),
-    )
-    golden_cases.assert_close(call(layer, *inputs()), expected, 1e-5)
-    # Without relative positions they have no influence.
-    layer = built_layer()
-    expected, _ = helpers.dense_attention(*inputs(), some_mask(), bias)
-    golden_cases.assert_close(call(layer, *inputs()), expected, 1e-5)
-
-
-def test_gradients_at_distances_equal_those_in_the_order_of_slots():
-    """Of queries, keys, values and both tables, where both ways mean the same."""
+def test_distances_that_are_given_count_as_those_in_the_order_of_slots():
+    """For outputs and the gradients of queries, keys, values and both tables."""
     i, j = np.ogrid[:QUERIES, :KEYS]
     arguments = dict(zip(("query", "key", "value"), inputs(), strict=True))
+    layer = relative_layer()
     in_order, at_distances = (
         golden_cases.gradients(
             layer,
-            lambda output, losses: keras.ops.sum(output**2),
+            lambda output, losses: ops.sum(output**2),
             {**arguments, "attention_mask": some_mask(), **where},
             wrt=tuple(arguments),
         )
-        for layer, where in (
-            (relative_layer(), {"offset": 4}),
-            (relative_layer(), {"distances": (j - 4 - i).astype("int32")}),
-        )
+        for where in ({"offset": 4}, {"distances": (j - 4 - i).astype("int32")})
     )
-    for one, other in (
-        (in_order.inputs, at_distances.inputs),
-        (in_order.variables, at_distances.variables),
-    ):
-        assert len(one) >= 2
-        for expected, actual in zip(one.values(), other.values(), strict=True):
-            golden_cases.assert_close(actual, expected, 1e-4)
+    assert len(in_order.variables) == 2
+    helpers.assert_same_results(at_distances, in_order, 1e-4)
 
 
 def test_many_keys_at_the_same_distance_add_up():
@@ -94,16 +58,11 @@ def test_many_keys_at_the_same_distance_add_up():
     query = np.zeros((1, 1, 1, KEY_DIM), "float32")
     distances = np.where(np.arange(keys) < 1024, -9, 9).astype("int32")[None]
 
+    arguments = {"query": query, "distances": distances}
+    for name, size in (("key", KEY_DIM), ("value", VALUE_DIM)):
+        arguments[name] = np.zeros((1, 1, keys, size), "float32")
     result = golden_cases.gradients(
-        layer,
-        lambda output, losses: keras.ops.sum(output),
-        {
-            "query": query,
-            "key": np.zeros((1, 1, keys, KEY_DIM), "float32"),
-            "value": np.zeros((1, 1, keys, VALUE_DIM), "float32"),
-            "distances": distances,
-        },
-        wrt=("query",),
+        layer, lambda output, losses: ops.sum(output), arguments, wrt=("query",)
     )
 
     # Half of the weight on the first rows of the tables, half on the last.
@@ -115,9 +74,8 @@ def test_many_keys_at_the_same_distance_add_up():
 
 
 def relative_layer(**options):
-    layer = built_layer(max_relative_position=3, **options)
-    helpers.randomize(layer)
-    return layer
+    layer = ScaledDotProduct(3, embeddings_initializer="zeros", **options)
+    return helpers.randomized(layer, *(x.shape for x in inputs()))
 
 
 def test_may_attend_to_all_slots_when_it_sees_none():
@@ -170,8 +128,7 @@ def test_causal_parts_equal_a_dense_mask(num_queries, with_mask, limit):
     mask[0, ..., 40:50] = False
     bias = helpers.normal(2, 1, 1, num_keys, seed=4)
     layer = ScaledDotProduct(limit, embeddings_initializer="zeros")
-    layer.build(query.shape, key.shape, value.shape)
-    helpers.randomize(layer)
+    helpers.randomized(layer, query.shape, key.shape, value.shape)
     given = {"attention_mask": mask, "bias": bias} if with_mask else {}
     offset = num_keys - num_queries
 
@@ -212,7 +169,7 @@ def test_a_scalar_bias_changes_nothing():
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.filterwarnings("error")
 def test_a_single_key_has_all_the_weight():
-    x = np.random.default_rng(0).normal(size=(3, 2, 1, 4)).astype("float32")
+    x = helpers.normal(3, 2, 1, 4)
     layer, mask = ScaledDotProduct(), np.array([True, False])[:, None, None]
     np.testing.assert_array_equal(layer(x, x, x, use_causal_mask=True), x)
     output = ops.convert_to_numpy(layer(x, x, x, attention_mask=mask))

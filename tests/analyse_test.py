@@ -268,10 +268,7 @@ def test_what_images_do_not_have(image_run, refused, arguments, message):
         (["--what=reads", "--length=9", "--token=9"], "to 8. Received: --token=9"),
         (["--what=reads", "--length=9", "--head=4"], "1, 2, 3]. Received: --head=4"),
         (["--what=maps", "--text="], "`--text` must not be empty. Received: --text=''"),
-        (
-            ["--what=maps", "--text=a", "--layer=0"],
-            "the layers with clusters, [1]",
-        ),
+        (["--what=maps", "--text=a", "--layer=0"], "the layers with clusters, [1]"),
         (["--what=maps", "--text=a", f"--output_dir={__file__}/x"], "can be written"),
         (["--what=jsd", "--problem=enwik"], "`name` must be a registered problem"),
         (["--what=jsd", "--problem=test_checkers"], "needs an image model of"),

@@ -92,11 +92,7 @@ def test_names_of_patterns_are_those_there_are():
     [
         ("train", ["--hparams_set=python_smal"], "Did you mean 'python_small'"),
         ("train", ["--hparams=learningrate=3"], "Did you mean 'learning_rate'"),
-        (
-            "train",
-            ["--hparams=num_layers=0"],
-            "`num_layers` in `--hparams` must be a",
-        ),
+        ("train", ["--hparams=num_layers=0"], "`num_layers` in `--hparams` must be a"),
         ("train", ["--hparams=routing=tokenchoice"], "Did you mean 'token_choice'"),
         ("train", ["--hparams=ema"], "`--hparams` must be name=value, joined by"),
         ("train", ["--problem=enwik"], "Received: --problem=enwik. Did you mean"),

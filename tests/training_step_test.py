@@ -53,11 +53,7 @@ class TestParts:
         traps = {"3": [6], "5": [0, 7]}
         changes = {"remat": True, "optimizer": "adafactor"}
         assert_equals_whole_batches(
-            num_parts=2,
-            changes=changes,
-            loss_scaling=SCALING,
-            traps=traps,
-            num_steps=7,
+            num_parts=2, changes=changes, loss_scaling=SCALING, traps=traps, num_steps=7
         )
 
     def test_a_batch_is_split_by_rows(self):

@@ -143,10 +143,7 @@ def attacks(marker):
         "model of Keras": entry("keras", "Sequential", {"name": "x", "layers": []}),
         "SavedModel": entry("keras.layers", "TFSMLayer", {"filepath": path}),
         "other library": entry(
-            __name__,
-            "WithSideEffect",
-            {"path": path},
-            "some_library>WithSideEffect",
+            __name__, "WithSideEffect", {"path": path}, "some_library>WithSideEffect"
         ),
         "unknown name": entry("evil", "Evil", {}, "routing_tf>Evil"),
         "no config": {"class_name": "RoutingTransformer", "registered_name": ours},

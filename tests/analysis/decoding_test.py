@@ -92,10 +92,7 @@ def test_near_ties_are_those_at_the_border():
     "changes, message",
     [
         ({"num_encoder_layers": 1}, "kind='seq2seq'"),
-        (
-            {"routing": "hashed", "compatibility": "trained"},
-            "compatibility",
-        ),
+        ({"routing": "hashed", "compatibility": "trained"}, "compatibility"),
     ],
 )
 def test_refused(changes, message):

@@ -33,12 +33,7 @@ def test_bits_per_byte_of_compare_patterns_are_taken_over(tmp_path, monkeypatch)
     run["hparams"] = patterns.HPARAMS
     figures = compare_patterns.Figures(path)
     figures.add(**run, key_shift=1, seed=0, bits_per_byte={"full": 1.5})
-    for other in (
-        {"key_shift": 0},
-        {"seed": 1},
-        {"files": "a.txt"},
-        {"hparams": None},
-    ):
+    for other in ({"key_shift": 0}, {"seed": 1}, {"files": "a.txt"}, {"hparams": None}):
         entry = {**run, "key_shift": 1, "seed": 0, **other}
         figures.add(**entry, bits_per_byte={"full": 3.0})
     assert patterns.language("hashed", parsed(f"--compared={path}")) == {"full": 1.5}

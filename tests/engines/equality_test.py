@@ -43,10 +43,7 @@ RUNS = {
 }
 # Each worker compiles for itself, on the same processor.
 NUM_RUNS = {"mirrored": len(RUNS), "multi_worker": 2}
-CLUSTERS = {
-    "mirrored": {"num_devices": 2},
-    "multi_worker": {"num_workers": 2},
-}
+CLUSTERS = {"mirrored": {"num_devices": 2}, "multi_worker": {"num_workers": 2}}
 
 
 def assert_trains_as_one_device(strategy, runs):

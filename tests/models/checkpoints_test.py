@@ -279,11 +279,7 @@ def test_the_table_of_an_encoder_is_joined(parts, tmp_path):
     "message, name, num_words",
     [
         ("table of the encoder's ids", "translate_local_cluster512", 2),
-        (
-            "subwords for a model of 50 ids",
-            "pg19_local_cluster8k",
-            200,
-        ),
+        ("subwords for a model of 50 ids", "pg19_local_cluster8k", 200),
     ],
 )
 def test_a_vocabulary_must_fit(message, name, num_words, tmp_path):

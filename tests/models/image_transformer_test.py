@@ -152,10 +152,7 @@ class TestGenerate:
     def test_routed_heads_see_nothing_of_what_is_not_there_yet(self):
         model = image_model(num_local_heads=1, num_routed_heads=1)
         images = model.generate(
-            images=random_images(),
-            num_given_rows=3,
-            sampler=self.greedy,
-            verbose=False,
+            images=random_images(), num_given_rows=3, sampler=self.greedy, verbose=False
         )
         places = model.places()
         for place in (36, 41, 47):

@@ -137,10 +137,7 @@ def test_backbones(cls, checks):
 @pytest.mark.parametrize(
     "cls",
     [
-        pytest.param(
-            models.RoutingTransformerCausalLM,
-            marks=small_models.FURTHER,
-        ),
+        pytest.param(models.RoutingTransformerCausalLM, marks=small_models.FURTHER),
         pytest.param(models.RoutingTransformerSeq2SeqLM, marks=pytest.mark.slow),
     ],
 )

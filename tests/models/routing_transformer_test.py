@@ -120,9 +120,7 @@ def test_scaled_embeddings():
 @small_models.FURTHER
 def test_only_the_timing_signal_tells_places_apart(timing_signal):
     model = backbone(
-        num_routed_heads=0,
-        local_relative_positions=False,
-        timing_signal=timing_signal,
+        num_routed_heads=0, local_relative_positions=False, timing_signal=timing_signal
     )
     x = {"token_ids": np.full((1, 24), 3), "padding_mask": np.ones((1, 24), "bool")}
     hidden = output(model, x)

@@ -316,9 +316,7 @@ def test_rows_stop_at_the_end_id(ending):
 @pytest.mark.thorough
 def test_a_model_that_sees_later_tokens(tmp_path):
     lm = small_models.language_model(
-        routing="hashed",
-        num_layers=1,
-        compatibility="trained",
+        routing="hashed", num_layers=1, compatibility="trained"
     )
     with pytest.raises(ValueError, match="no output depends on later tokens"):
         lm.export(tmp_path, routing_scope="prefix")
@@ -335,9 +333,7 @@ def test_a_model_that_sees_later_tokens(tmp_path):
 @pytest.mark.thorough
 def test_padding_with_influence_is_refused(tmp_path):
     lm = small_models.language_model(
-        num_layers=1,
-        routing="expert_choice",
-        compatibility="exact",
+        num_layers=1, routing="expert_choice", compatibility="exact"
     )
     with tracing.traced():
         lm.export(tmp_path)

@@ -125,8 +125,7 @@ def test_a_batch_scores_as_its_texts_alone(lm):
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"num_cluster_strided_heads": 2, "key_dim": 4}, {"routing": "hashed"}],
+    "changes", [{"num_cluster_strided_heads": 2, "key_dim": 4}, {"routing": "hashed"}]
 )
 def test_prefixes_need_heads_without_a_leak(changes):
     lm = language_model(compatibility="trained", **changes)

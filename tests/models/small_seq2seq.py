@@ -6,11 +6,7 @@ from routing_tf import models
 from tests.models import small_models
 
 INPUT_LENGTH, LENGTH = 40, small_models.LENGTH
-SETTINGS = {
-    "num_encoder_layers": 1,
-    "num_layers": 1,
-    "max_input_length": INPUT_LENGTH,
-}
+SETTINGS = {"num_encoder_layers": 1, "num_layers": 1, "max_input_length": INPUT_LENGTH}
 LOCAL = {"num_routed_heads": 0, "num_local_heads": 4}
 
 

@@ -15,11 +15,7 @@ VARIANTS = {
     "no_param_scale": {"scale_by_parameter": False},
     "adam_decay": {"decay_type": "adam"},
 }
-SLOT_NAMES = {
-    "slot_vr": "row_moment",
-    "slot_vc": "column_moment",
-    "slot_v": "moment",
-}
+SLOT_NAMES = {"slot_vr": "row_moment", "slot_vc": "column_moment", "slot_v": "moment"}
 
 
 def apply(optimizer, gradients, variables):

@@ -90,11 +90,7 @@ def check_images(problem, split, numbers):
 class TestMnist:
     def test_splits(self, small_mnist, tmp_path, raw):
         lines = list(get("mnist", tmp_path).generate(str(raw)))
-        assert lines == [
-            "train: 16 images",
-            "validation: 4 images",
-            "test: 6 images",
-        ]
+        assert lines == ["train: 16 images", "validation: 4 images", "test: 6 images"]
         problem = get("mnist", tmp_path)
         check_images(problem, "test", range(6))
         train = problem.images("train")[:, 0, 0, 0].tolist()

@@ -230,8 +230,7 @@ class TestDownloads:
         assert not part.parent.exists()
 
     @pytest.mark.parametrize(
-        "name, missing",
-        [("mnist", "-ubyte.gz"), ("cifar10", "cifar-10-binary.tar.gz")],
+        "name, missing", [("mnist", "-ubyte.gz"), ("cifar10", "cifar-10-binary.tar.gz")]
     )
     def test_nothing_is_downloaded_where_raw_files_are_named(
         self, raw, data, refusal, name, missing

@@ -16,7 +16,7 @@ def parse(command, *arguments):
     """Returns the flags of a command's module after its arguments are read."""
     values = flags.FlagValues()
     command.define_flags(values)
-    values([command.__name__, *map(str, arguments)])
+    assert len(values([command.__name__, *map(str, arguments)])) == 1
     return values
 
 
@@ -25,19 +25,28 @@ def run(command, *arguments, argv=("command",)):
     return commands.command(command.run, parse(command, *arguments), argv) or 0
 
 
-def python(*arguments, folder=ROOT, **variables):
-    """Runs Python in a process of its own, which finds the package.
+def start(*arguments, folder=ROOT, stderr=subprocess.PIPE, **variables):
+    """Starts Python in a process of its own, which finds the package.
 
     Args:
         *arguments: those of Python.
         folder: where it runs.
+        stderr: where its errors go, as `subprocess` has it.
         **variables: further variables of its environment; None for none.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, *map(str, arguments)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         cwd=folder,
         env={name: value for name, value in environment.items() if value is not None},
     )
+
+
+def python(*arguments, **options):
+    """Runs Python as `start` does, to its end."""
+    process = start(*arguments, **options)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

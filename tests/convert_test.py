@@ -2,9 +2,6 @@
 
 import functools
 import json
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,8 +12,6 @@ from tests import command_line
 from tests import golden_cases
 
 FOLDER = golden_cases.FOLDER / "checkpoints"
-
-
 run = functools.partial(command_line.run, convert)
 
 
@@ -101,17 +96,10 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
     table = golden_cases.FOLDER / "pg19/full_size_variables.json"
     checkpoint = tmp_path / "model.ckpt"
-    subprocess.run([sys.executable, "-c", make, table, checkpoint], check=True)
-    result = subprocess.run(
-        [
-            *(sys.executable, "-c", measure, f"--checkpoint={checkpoint}"),
-            *("--hparams_set=pg19_rt_base", f"--output_dir={tmp_path / 'preset'}"),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=pathlib.Path(convert.__file__).parents[2],
-    )
-    assert "490,718,460 parameters" in result.stdout
+    done = command_line.python("-c", make, table, checkpoint)
+    assert done.returncode == 0, done.stderr
+    flags = f"--checkpoint={checkpoint}", f"--output_dir={tmp_path / 'preset'}"
+    result = command_line.python("-c", measure, *flags, "--hparams_set=pg19_rt_base")
+    assert "490,718,460 parameters" in result.stdout, result.stderr
     kilobytes = int(result.stdout.splitlines()[-1])
     assert kilobytes < 6e6

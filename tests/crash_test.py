@@ -8,16 +8,15 @@ import resource
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from routing_tf.cli import train
 from routing_tf.training import checkpoints
 from tests import command_line
+from tests.models import small_models
 
 pytestmark = pytest.mark.slow
 STEPS = 160
@@ -43,12 +42,8 @@ def arguments(model_dir, text, *others):
 
 def start(*settings):
     """Starts a run in a process of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "routing_tf.train", *arguments(*settings)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = ("-m", "routing_tf.train", *arguments(*settings))
+    return command_line.start(*command, stderr=subprocess.STDOUT)
 
 
 def run(*settings):
@@ -74,10 +69,8 @@ def metrics(model_dir):
 
 def assert_same_end(one, two):
     ends = [values(checkpoints.paths(model_dir)[-1]) for model_dir in (one, two)]
-    assert ends[0].keys() == ends[1].keys()
     assert len(ends[0]) > 30
-    for name, value in ends[0].items():
-        np.testing.assert_array_equal(value, ends[1][name], err_msg=name)
+    small_models.assert_equal(*ends)
     assert metrics(one) == metrics(two)
 
 
@@ -154,7 +147,5 @@ def test_a_full_disk(whole, text, tmp_path, capsys):
     assert error.startswith("error: The checkpoint could not be written; is the disk ")
     assert f"The last complete one is {folder}/checkpoints/step-{STEPS};" in error
     after = values(folder / "checkpoints" / f"step-{STEPS}")
-    assert after.keys() == before.keys()
-    for name, value in before.items():
-        np.testing.assert_array_equal(value, after[name])
+    small_models.assert_equal(after, before)
     assert os.listdir(folder / "checkpoints")

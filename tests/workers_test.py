@@ -1,10 +1,8 @@
 """Tests of runs on several workers, as processes of one machine."""
 
-import os
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 
@@ -35,22 +33,11 @@ def start(model_dirs, text, *flags):
     """Starts a worker for each model directory."""
     ports = small_runs.free_ports(len(model_dirs))
     return [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "routing_tf.train",
-                *arguments(model_dir, text),
-                *flags,
-            ],
-            env={
-                **os.environ,
-                **small_runs.cluster_variables(ports, worker),
-                "PYTHONUNBUFFERED": "1",
-            },
-            stdout=subprocess.PIPE,
+        command_line.start(
+            *("-m", "routing_tf.train", *arguments(model_dir, text), *flags),
             stderr=subprocess.STDOUT,
-            text=True,
+            PYTHONUNBUFFERED="1",
+            **small_runs.cluster_variables(ports, worker),
         )
         for worker, model_dir in enumerate(model_dirs)
     ]

@@ -1,9 +1,6 @@
 """Tests of the choice of an engine, and of what engines say of themselves."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 
 import keras
@@ -162,20 +159,8 @@ print(json.dumps([engine.description, engine.num_devices, engine.num_replicas,
 
 def describe(strategy, number, own_wish, variables):
     program = DESCRIBE.format(strategy=strategy, number=number, own=own_wish)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "JAX_PLATFORMS": "cpu",
-        "CUDA_VISIBLE_DEVICES": "",
-        **variables,
-    }
-    return subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    own = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", **variables}
+    return command_line.start("-c", program, **own)
 
 
 def read(process):

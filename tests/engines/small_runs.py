@@ -81,9 +81,8 @@ class Trap(keras.layers.Layer):
 
     def call(self, x, trigger):
         root = keras.ops.sqrt(self.bait * keras.ops.cast(trigger, self.bait.dtype))
-        return (
-            x + keras.ops.cast(root - keras.ops.stop_gradient(root), x.dtype)[:, None]
-        )
+        nothing = keras.ops.cast(root - keras.ops.stop_gradient(root), x.dtype)
+        return x + nothing[:, None]
 
 
 def decoder(hyperparameters, precision="float32"):
@@ -205,19 +204,14 @@ class Run:
         self.h = hyperparameters(self.kind, **self.options["changes"])
         keras.utils.clear_session()  # or names would tell models apart
         keras.utils.set_random_seed(0)
+        own = self.options
         with engine.scope():
             self.lm = make_model(
-                self.kind,
-                self.h,
-                self.options["precision"],
-                self.options["loss_scaling"],
+                self.kind, self.h, own["precision"], own["loss_scaling"]
             )
+        optimizer, clip_norm = self.lm.optimizer, self.h.gradient_clip_norm
         self.training_step = TrainingStep(
-            self.lm,
-            self.lm.optimizer,
-            self.h.gradient_clip_norm,
-            self.options["num_parts"],
-            engine.num_replicas,
+            self.lm, optimizer, clip_norm, own["num_parts"], engine.num_replicas
         )
         self.num_done, self.reports, self._call = 0, [], None
 

@@ -10,11 +10,11 @@ import pytest
 
 from routing_tf import training
 from routing_tf.tokenizers import ByteTokenizer
-from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from tests import runs
+from tests.problems.prepared import write_vocabulary
 
 HYPERPARAMETERS = runs.settings(f"{runs.HPARAMS},num_routed_heads=1")
 ROT13 = str.maketrans("abcdefghijklm", "nopqrstuvwxyz")
@@ -36,8 +36,7 @@ def first(tmp_path_factory):
     chosen = np.random.default_rng(0).integers(0, 4, 3000)
     text = " ".join(words[index] for index in chosen)
     (folder / "text").write_text(text)
-    tokens = SubwordTokenizer.build_vocabulary([text, "vwxyz fgjkimnpqs"], 100)
-    SubwordTokenizer(tokens).save_vocabulary(folder / "vocabulary")
+    write_vocabulary(folder / "vocabulary", [text, "vwxyz fgjkimnpqs"], 100)
     config, problem = configure(folder)
     lm = training.build_model(config.hyperparameters, problem)
     run_folder.save_run(config, lm, folder / "run")
@@ -106,9 +105,7 @@ def test_changed_data_of_the_same_size_is_noticed(folder):
     with pytest.raises(ValueError, match="'train' has changed .it had"):
         config.check_continues(earlier, folder / "run")
     for split in "validation", "test":  # nothing is known of the last, but files change
-        with pytest.raises(
-            ValueError, match="'validation' must be the one that the run"
-        ):
+        with pytest.raises(ValueError, match="'validation' must be the one that"):
             earlier.check_data(problem, split)
 
 

@@ -29,8 +29,9 @@ def refusal(action, *args, **options):
 
 
 class TestReadLines:
-    def test_lines_and_their_numbers(self, tmp_path):
-        path = write(tmp_path, b"one\n\ntwo\n")
+    @pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "of the encoding"])
+    def test_lines_and_their_numbers(self, tmp_path, mark):
+        path = write(tmp_path, f"{mark}one\n\ntwo\n".encode())
         for each in (path, str(path)):
             lines = list(raw_files.read_lines(each))
             assert lines == [(1, "one"), (2, ""), (3, "two")]
@@ -169,9 +170,3 @@ def test_listing_is_cut_short():
     assert raw_files.listing([]) == "no files"
     assert raw_files.listing(["a", "b"]) == "'a', 'b'"
     assert raw_files.listing(range(50)).endswith("'19' and 30 more")
-
-
-def test_the_mark_of_an_encoding_is_no_text(tmp_path):
-    path = tmp_path / "text"
-    path.write_bytes("\ufeffone\ntwo\n".encode())
-    assert list(raw_files.read_lines(path)) == [(1, "one"), (2, "two")]

@@ -34,8 +34,8 @@ def numbered(number, shape):
     return image.astype("uint8")
 
 
-def write_mnist(raw, sizes=(("train", 20), ("t10k", 6))):
-    for prefix, number in sizes:
+def write_mnist(raw):
+    for prefix, number in (("train", 20), ("t10k", 6)):
         pixels = np.stack([numbered(n, (28, 28, 1)) for n in range(number)])
         header = struct.pack(">iiii", 2051, number, 28, 28)
         with gzip.open(raw / f"{prefix}-images-idx3-ubyte.gz", "wb") as file:
@@ -184,6 +184,11 @@ def own(folder, **options):
     return problems.get("image_folder", folder=str(folder), **options)
 
 
+def arrays_of(folder, **options):
+    """The same of images, or arrays of them, in a folder of data."""
+    return problems.get("image_folder", data_dir=str(folder), **options)
+
+
 def firsts(problem, split):
     return problem.images(split)[:, 0, 0, 0].tolist()
 
@@ -210,7 +215,7 @@ class TestImageFolder:
         for n in range(3):
             for split in SPLITS:
                 write(tmp_path / split / f"{n}.png", numbered(n, (2, 2, 1)))
-        problem = problems.get("image_folder", data_dir=str(tmp_path))
+        problem = arrays_of(tmp_path)
         assert problem.num_classes == 1 and problem.image_shape == (2, 2, 1)
         assert firsts(problem, "train") == [0, 1, 2]
         assert problem.labels("train").tolist() == [0, 0, 0]
@@ -312,9 +317,7 @@ class TestImageFolder:
             (folder / "train" / name).write_text("other")
         problem = own(folder)
         (record,) = caplog.records
-        expected = (
-            f"train: 2 of other kinds than PNG, .* such as {folder}/train/ant/b.he"
-        )
+        expected = f"train: 2 of other kinds than PNG, .* as {folder}/train/ant/b.he"
         assert re.search(expected, record.getMessage())
         assert set(problem.source.paths["train"].values()) == {"ant", "cat"}
 
@@ -368,9 +371,7 @@ class TestImageFolder:
         monkeypatch.setattr(image_folder, "MAX_DEFAULT_LENGTH", 71)
         settings = models.preset_hyperparameters("images_small")
         problem = own(folder)
-        with pytest.raises(
-            ValueError, match="of 4 x 6 x 3, 72 tokens. To cut and"
-        ) as e:
+        with pytest.raises(ValueError, match="of 4 x 6 x 3, 72 tokens. To cut") as e:
             problem.fit_hyperparameters(settings)
         # The flags that the message names are those that help.
         words = str(e.value).replace(",", "").split()
@@ -390,39 +391,35 @@ class TestImageFolder:
 
 class TestArraysOfOwnImages:
     def test_they_are_enough(self, folder, tmp_path):
-        data = str(tmp_path / "data")
-        problem = problems.get("image_folder", data_dir=data)
-        lines = list(problem.generate(str(folder)))
+        data = tmp_path / "data"
+        lines = list(arrays_of(data).generate(str(folder)))
         assert lines == ["train: 9 images", "validation: 3 images", "test: 2 images"]
         shutil.rmtree(folder)
-        problem = problems.get("image_folder", data_dir=data)
+        problem = arrays_of(data)
         assert problem.image_shape == (4, 6, 3) and problem.num_classes == 2
         assert firsts(problem, "train") == [5, 6, 7, 8, 0, 1, 2, 3, 4]
         assert problem.labels("test").tolist() == [0, 0]
-        assert isinstance(
-            array_store.read(problem.folder("train"))["images"], np.memmap
-        )
-        lines = list(problems.get("image_folder", data_dir=data).generate())
+        arrays = array_store.read(problem.folder("train"))
+        assert isinstance(arrays["images"], np.memmap)
+        lines = list(arrays_of(data).generate())
         assert lines[0] == "train: there already, 9 images"
         with pytest.raises(ValueError, match=r"\(4, 6, 3\).*Received: \(5, None"):
-            problems.get("image_folder", data_dir=data, height=5)
+            arrays_of(data, height=5)
 
     def test_changed_images_are_read_and_prepared_again(self, folder):
-        list(problems.get("image_folder", data_dir=str(folder)).generate())
+        list(arrays_of(folder).generate())
         write(folder / "test" / "ant" / "0.png", numbered(77, (4, 6, 3)))
-        problem = problems.get("image_folder", data_dir=str(folder))
+        problem = arrays_of(folder)
         assert firsts(problem, "test") == [77, 13]
-        lines = list(problems.get("image_folder", data_dir=str(folder)).generate())
+        lines = list(arrays_of(folder).generate())
         assert lines[0].startswith("train: there already")
         assert lines[2] == "test: 2 images"
-        array = array_store.read(
-            problems.get("image_folder", data_dir=str(folder)).folder("test")
-        )
+        array = array_store.read(arrays_of(folder).folder("test"))
         assert array["images"][:, 0, 0, 0].tolist() == [77, 13]
 
     def test_too_many_for_the_memory(self, folder, monkeypatch):
         monkeypatch.setattr(image_folder, "MAX_BYTES_IN_MEMORY", 3 * 72)
-        problem = problems.get("image_folder", data_dir=str(folder))
+        problem = arrays_of(folder)
         problem.prepare("test")
         with pytest.raises(ValueError, match="datagen --problem=image_folder"):
             problem.prepare("train")

@@ -24,6 +24,10 @@ def files(tmp_path):
     }
 
 
+def all_files(folder):
+    return {"source_files": f"{folder}/*.en", "target_files": f"{folder}/*.de"}
+
+
 def expected(numbers):
     return [(str(n), str(-n)) for n in numbers]
 
@@ -61,8 +65,7 @@ def test_files_of_each_split(files, tmp_path):
 def test_several_files(files, tmp_path):
     write(tmp_path / "b.en", range(201, 221))
     write(tmp_path / "b.de", range(-201, -221, -1))
-    files = {"source_files": f"{tmp_path}/*.en", "target_files": f"{tmp_path}/*.de"}
-    problem = get(files)
+    problem = get(all_files(tmp_path))
     # Each file is cut.
     assert pairs(problem, "test") == expected([*range(96, 101), 220])
     assert pairs(problem, "train") == expected([*range(1, 91), *range(201, 219)])
@@ -72,10 +75,7 @@ def test_a_pair_of_several_names_is_read_once(files, tmp_path):
     for end in ("en", "de"):
         (tmp_path / f"link.{end}").symlink_to(f"a.{end}")
         os.link(tmp_path / f"a.{end}", tmp_path / f"twin.{end}")
-    everything = {
-        "source_files": f"{tmp_path}/*.en",
-        "target_files": f"{tmp_path}/*.de",
-    }
+    everything = all_files(tmp_path)
     assert pairs(get(everything), "train") == expected(range(1, 91))
     held_out = {
         f"validation_{side}_files": f"{tmp_path}/link.{end}"
@@ -144,8 +144,7 @@ class TestFilesThatDoNotFit:
 
 
 class TestArrays:
-    def test_they_are_made_and_taken(self, files, tmp_path, monkeypatch):
-        data = str(tmp_path / "data")
+    def test_they_are_made_and_taken(self, files, data, monkeypatch):
         lines = list(get(files, data_dir=data, vocabulary="subwords").generate())
         assert lines[2] == "test: 5 pairs (0 of them too long: cut)"
         monkeypatch.setattr(problems.ParallelFiles, "examples", None)
@@ -154,16 +153,14 @@ class TestArrays:
         assert problem.tokenizer.detokenize(source) == "100"
         assert problem.tokenizer.detokenize(target) == "-100"
 
-    def test_changed_files_are_read_again(self, files, tmp_path):
-        data = str(tmp_path / "data")
+    def test_changed_files_are_read_again(self, files, data, tmp_path):
         list(get(files, data_dir=data).generate())
         write(tmp_path / "a.en", range(1001, 1101))
         assert pairs(get(files, data_dir=data), "test")[0] == ("1096", "-96")
         lines = list(get(files, data_dir=data).generate())
         assert not any("there already" in line for line in lines)
 
-    def test_other_splits_are_other_arrays(self, files, tmp_path):
-        data = str(tmp_path / "data")
+    def test_other_splits_are_other_arrays(self, files, data, tmp_path):
         list(get(files, data_dir=data).generate())
         named = {
             "test_source_files": write(tmp_path / "t.en", [700]),
@@ -173,7 +170,7 @@ class TestArrays:
         assert pairs(problem, "train") == expected(range(1, 96))
         assert pairs(problem, "test") == expected([700])
 
-    def test_no_raw_files(self, files, tmp_path):
-        problem = get(files, data_dir=str(tmp_path / "data"))
+    def test_no_raw_files(self, files, data, tmp_path):
+        problem = get(files, data_dir=data)
         with pytest.raises(ValueError, match="raw_dir=.*; leave it out"):
             list(problem.generate(str(tmp_path)))

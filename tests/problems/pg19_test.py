@@ -6,8 +6,8 @@ import pytest
 from routing_tf import problems
 from routing_tf.problems import array_store
 from routing_tf.problems.datasets import pg19
-from routing_tf.tokenizers import SubwordTokenizer
 from tests.problems import prepared
+from tests.problems.packing_test import closed_lines
 
 BOOKS = {
     "train": {
@@ -31,12 +31,9 @@ def raw_dir(tmp_path):
 
 
 @pytest.fixture
-def vocabulary(tmp_path, raw_dir):
+def vocabulary(raw_dir):
     texts = [text for books in BOOKS.values() for text in books.values()]
-    tokens = SubwordTokenizer.build_vocabulary(texts, 80)
-    path = raw_dir / pg19.VOCABULARY_FILE
-    SubwordTokenizer(tokens).save_vocabulary(path)
-    return path
+    prepared.write_vocabulary(raw_dir / pg19.VOCABULARY_FILE, texts, 80)
 
 
 def get(tmp_path, raw_dir, **options):
@@ -70,16 +67,8 @@ def test_release_packing_in_the_order_of_the_listing(
         lambda path: listing.get(os.path.basename(path)) or true_listdir(path),
     )
     problem = get(tmp_path, raw_dir, packing="release")
-    windows, buffer = [], []
-    for name in ("2.txt", "10.txt"):
-        for line in lines_of(problem, BOOKS["train"][name]):
-            if len(buffer) + len(line) < LENGTH:
-                buffer = buffer + line
-            else:
-                windows.append([*buffer, 1])
-                buffer = line
-    windows.append([*buffer, 1])
-    expected = [w[i : i + LENGTH] for w in windows for i in range(0, len(w), LENGTH)]
+    books = [lines_of(problem, BOOKS["train"][name]) for name in ("2.txt", "10.txt")]
+    expected = closed_lines(sum(books, []), LENGTH)
     assert prepared.rows_of(problem, "train") == expected
     # The log perplexity per subword times 1.248.
     assert problem.metric(2.0, "test") == pytest.approx(math.exp(2 * 1.248))

@@ -8,6 +8,7 @@ import zipfile
 import tensorflow_datasets as tfds
 
 from routing_tf import problems
+from routing_tf.tokenizers import SubwordTokenizer
 
 
 def get(name, tmp_path, raw=None, **options):
@@ -48,6 +49,13 @@ def write_tar(path, files, mode="w:gz"):
                 info.type = tarfile.DIRTYPE
             info.size = len(content or b"")
             archive.addfile(info, io.BytesIO(content or b""))
+
+
+def write_vocabulary(path, texts, size=64):
+    """Learns subwords of texts, writes them and returns them."""
+    tokens = SubwordTokenizer.build_vocabulary(texts, size)
+    SubwordTokenizer(tokens).save_vocabulary(path)
+    return tokens
 
 
 def trust(monkeypatch, builder, raw):

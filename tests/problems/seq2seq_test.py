@@ -12,6 +12,7 @@ from routing_tf.problems import array_store
 from routing_tf.problems import seq2seq
 from routing_tf.problems import vocabularies
 from routing_tf.tokenizers import SubwordTokenizer
+from tests.problems.prepared import write_vocabulary
 
 SIZES = {"train": 23, "validation": 5, "test": 4}
 WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
@@ -144,9 +145,8 @@ class TestLongPairs:
         fitting = [*range(10), 11, 12, 16, 21, 22]
         fitting = [n for n in fitting if len(problem.pair_of(n)[0]) < 8]
         assert problem.num_windows("train") == len(fitting)
-        assert numbers(problem.dataset("train", len(fitting), training=False)) == [
-            fitting
-        ]
+        batches = numbers(problem.dataset("train", len(fitting), training=False))
+        assert batches == [fitting]
         epoch = numbers(problem.dataset("train", len(fitting)).take(1))[0]
         assert sorted(epoch) == fitting
         text = f"23 pairs ({23 - len(fitting)} of them too long: dropped)"
@@ -198,21 +198,13 @@ class TestArrays:
             )
             problem.write_split("train")
         assert began_at == [0, 8]
-        batches = numbers(
-            Numbers(data_dir=str(tmp_path)).dataset("train", 23, training=False)
-        )
+        problem = Numbers(data_dir=str(tmp_path))
+        batches = numbers(problem.dataset("train", 23, training=False))
         assert batches == [list(range(23))]
 
     def test_more_ids_than_sixteen_bits_hold(self, monkeypatch):
         monkeypatch.setattr(Numbers, "vocabulary_size", (1 << 16) + 1)
         assert Numbers().dtypes()["inputs"] == "int32"
-
-
-def save_vocabulary(path, text="zero 123456789"):
-    """Writes a vocabulary of subwords and returns its tokens."""
-    tokens = SubwordTokenizer.build_vocabulary([text], 100)
-    SubwordTokenizer(tokens).save_vocabulary(path)
-    return tokens
 
 
 class TestVocabulary:
@@ -234,13 +226,13 @@ class TestVocabulary:
         assert (tmp_path / "new" / "vocab.numbers.32768.subwords").exists()
 
     def test_it_is_among_the_raw_files(self, data, raw):
-        tokens = save_vocabulary(raw / "vocab.numbers.32768.subwords")
+        tokens = write_vocabulary(raw / "vocab.numbers.32768.subwords", WORDS)
         problem = Numbers(data_dir=str(data), vocabulary="subwords")
         list(problem.generate(str(raw)))
         assert problem.tokenizer.get_vocabulary() == tokens
 
     def test_a_file(self, tmp_path):
-        tokens = save_vocabulary(tmp_path / "words")
+        tokens = write_vocabulary(tmp_path / "words", WORDS)
         problem = Numbers(vocabulary=str(tmp_path / "words"))
         assert problem.tokenizer.get_vocabulary() == tokens
         assert problem.tokenizer.detokenize(problem.pair("test", 3)[0]) == "three"
@@ -250,7 +242,7 @@ class TestVocabulary:
     def test_arrays_are_those_of_the_vocabulary(self, tmp_path):
         folders = set()
         for text in ("zero", "one"):
-            save_vocabulary(tmp_path / "words", text)
+            write_vocabulary(tmp_path / "words", [text])
             options = {"vocabulary": str(tmp_path / "words")}
             problem = Numbers(data_dir=str(tmp_path), **options)
             folders.add(problem.folder("train"))

@@ -13,22 +13,12 @@ from routing_tf.files.splits import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems import packing
 from routing_tf.problems.datasets import text_files
-from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.training import run_config
+from tests.problems.prepared import write_vocabulary
 
 LENGTH = 16
 SPACES = (" ", "  ", "\n", "\n\n", ". ")
 WORDS = (*["one", "Fish", "été", "2", "_", "\\", "漢字", "。"], *SPACES)
-ALL_OPTIONS = pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"packing": "release"}, marks=pytest.mark.thorough),
-        pytest.param({"vocabulary": True}, marks=pytest.mark.thorough),
-        {"vocabulary": True, "packing": "release"},
-    ],
-    ids=str,
-)
 
 
 class Stopped(Exception):
@@ -37,10 +27,23 @@ class Stopped(Exception):
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory):
-    tokens = SubwordTokenizer.build_vocabulary(["one fish été", "two Fish"], 64)
     path = tmp_path_factory.mktemp("vocabulary") / "vocab.subwords"
-    SubwordTokenizer(tokens).save_vocabulary(path)
+    write_vocabulary(path, ["one fish été", "two Fish"])
     return str(path)
+
+
+@pytest.fixture(
+    params=[
+        {},
+        pytest.param({"packing": "release"}, marks=pytest.mark.thorough),
+        pytest.param({"vocabulary": True}, marks=pytest.mark.thorough),
+        {"vocabulary": True, "packing": "release"},
+    ],
+    ids=str,
+)
+def options(request, vocabulary):
+    own = {"vocabulary": vocabulary} if "vocabulary" in request.param else {}
+    return {**request.param, **own}
 
 
 @pytest.fixture(autouse=True)
@@ -80,10 +83,7 @@ def cut(path):
     return {s: text[slice(*places.get(s, (-share, None)))] for s in SPLITS}
 
 
-@ALL_OPTIONS
-def test_pieces_have_the_ids_of_whole_texts(files, vocabulary, options):
-    if "vocabulary" in options:
-        options = {**options, "vocabulary": vocabulary}
+def test_pieces_have_the_ids_of_whole_texts(files, options):
     problem = get(files, **options)
     for split in SPLITS:
         texts = [cut(path)[split] for path in files]
@@ -101,10 +101,7 @@ def test_pieces_have_the_ids_of_whole_texts(files, vocabulary, options):
             np.testing.assert_array_equal(problem.tokens(split).windows, windows)
 
 
-@ALL_OPTIONS
-def test_on_disk_all_is_as_in_memory(files, vocabulary, tmp_path, monkeypatch, options):
-    if "vocabulary" in options:
-        options = {**options, "vocabulary": vocabulary}
+def test_on_disk_all_is_as_in_memory(files, tmp_path, monkeypatch, options):
     here = get(files, **options)
     here.prepare()
     monkeypatch.setattr(text_files, "MAX_BYTES_IN_MEMORY", 0)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from routing_tf import problems
 from routing_tf.files import named_files
 from routing_tf.problems import own_files
-from routing_tf.tokenizers import SubwordTokenizer
+from tests.problems import prepared
 
 LENGTH = 16
 
@@ -178,10 +178,8 @@ class TestResume:
             dataset = problem.dataset("train", 3, start_step=start_step, **given)
             return collect(dataset.take(steps))
 
-        num_windows = text_files(tmp_path, content, packing=packing).num_windows(
-            "train"
-        )
-        steps_of_epoch = num_windows / (3 * num_workers)
+        problem = text_files(tmp_path, content, packing=packing)
+        steps_of_epoch = problem.num_windows("train") / (3 * num_workers)
         steps = int(3.5 * steps_of_epoch)
         assert steps_of_epoch > 5
         for worker in range(num_workers):
@@ -217,51 +215,47 @@ class TestResume:
             np.testing.assert_array_equal(joined, expected)
 
 
-class TestTruncation:
-    def test_lengths(self, tmp_path):
-        problem = text_files(tmp_path, random_bytes(20_000), min_training_length=4)
-        inputs, targets, weights = collect(problem.dataset("train", 8, seed=2).take(99))
-        lengths = weights.sum(axis=1)
-        assert set(lengths) == set(range(4, LENGTH + 1))
-        counts = np.unique(lengths, return_counts=True)[1]
-        assert counts.min() > 0.6 * counts.mean()
-        expected = np.arange(LENGTH) < lengths[:, None]
-        np.testing.assert_array_equal(inputs["padding_mask"], expected)
-        assert not targets[~expected].any()
-        # Held-out windows are whole.
-        weights = collect(problem.dataset("test", 1))[2]
-        assert weights.sum() == problem.num_tokens("test")
+def test_lengths_of_truncated_windows(tmp_path):
+    problem = text_files(tmp_path, random_bytes(20_000), min_training_length=4)
+    inputs, targets, weights = collect(problem.dataset("train", 8, seed=2).take(99))
+    lengths = weights.sum(axis=1)
+    assert set(lengths) == set(range(4, LENGTH + 1))
+    counts = np.unique(lengths, return_counts=True)[1]
+    assert counts.min() > 0.6 * counts.mean()
+    expected = np.arange(LENGTH) < lengths[:, None]
+    np.testing.assert_array_equal(inputs["padding_mask"], expected)
+    assert not targets[~expected].any()
+    # Held-out windows are whole.
+    weights = collect(problem.dataset("test", 1))[2]
+    assert weights.sum() == problem.num_tokens("test")
 
 
-class TestSplits:
-    def test_trains_on_any_split(self, tmp_path):
-        splits = {"train_split": "validation", "eval_split": "test"}
-        problem = text_files(tmp_path, random_bytes(2000), **splits)
-        endless = problem.dataset("validation", batch_size=2)
-        assert endless.cardinality() == tf.data.INFINITE_CARDINALITY
-        once = problem.dataset("validation", batch_size=2, training=False)
-        _, targets, weights = collect(once)
-        np.testing.assert_array_equal(targets[weights == 1], problem.ids("validation"))
-        assert "train" not in problem.describe()
-        of_train = collect(problem.dataset("train", batch_size=2))[2]
-        assert of_train.sum() == problem.num_tokens("train")
+def test_trains_on_any_split(tmp_path):
+    splits = {"train_split": "validation", "eval_split": "test"}
+    problem = text_files(tmp_path, random_bytes(2000), **splits)
+    endless = problem.dataset("validation", batch_size=2)
+    assert endless.cardinality() == tf.data.INFINITE_CARDINALITY
+    once = problem.dataset("validation", batch_size=2, training=False)
+    _, targets, weights = collect(once)
+    np.testing.assert_array_equal(targets[weights == 1], problem.ids("validation"))
+    assert "train" not in problem.describe()
+    of_train = collect(problem.dataset("train", batch_size=2))[2]
+    assert of_train.sum() == problem.num_tokens("train")
 
 
-class TestReleasePacking:
-    def test_lines_fill_windows_that_the_end_id_closes(self, tmp_path):
-        files = [
-            write(tmp_path, "a", b"  abc \n\ndefgh\n"),
-            write(tmp_path, "b", b"ij\nklmnopqrstu\nv"),
-        ]
-        other = [write(tmp_path, name, b"x" * 40) for name in "cd"]
-        problem = problems.TextFiles(
-            *other, test_files=files, packing="release", sequence_length=9
-        )
-        _, targets, weights = collect(problem.dataset("test", 1))
-        rows = [row[weight == 1].tolist() for row, weight in zip(targets, weights)]
-        # "v" fits behind no line of nine or more; such a line is given in pieces.
-        ids = [ids_of(t) for t in (b"abcdefgh", b"ij", b"klmnopqrstu", b"v")]
-        assert rows == [ids[0], ids[1], ids[2][:9], ids[2][9:], ids[3]]
+def test_lines_fill_windows_that_the_end_id_closes(tmp_path):
+    files = [
+        write(tmp_path, "a", b"  abc \n\ndefgh\n"),
+        write(tmp_path, "b", b"ij\nklmnopqrstu\nv"),
+    ]
+    other = [write(tmp_path, name, b"x" * 40) for name in "cd"]
+    problem = problems.TextFiles(
+        *other, test_files=files, packing="release", sequence_length=9
+    )
+    # "v" fits behind no line of nine or more; such a line is given in pieces.
+    ids = [ids_of(t) for t in (b"abcdefgh", b"ij", b"klmnopqrstu", b"v")]
+    expected = [ids[0], ids[1], ids[2][:9], ids[2][9:], ids[3]]
+    assert prepared.rows_of(problem, "test") == expected
 
 
 @pytest.mark.parametrize(
@@ -449,9 +443,8 @@ class TestTextFiles:
         train = {os.path.basename(path) for path, _, _ in places["train"]}
         assert train == {f"{n}.txt" for n in range(40) if n not in (1, 2)}
         with pytest.raises(ValueError, match="must not share files.*books/1.txt"):
-            problems.TextFiles(
-                books / "3.txt", books / "1.txt", tmp_path / names[0]
-            ).prepare()
+            files = books / "3.txt", books / "1.txt", tmp_path / names[0]
+            problems.TextFiles(*files).prepare()
 
     @pytest.mark.parametrize(
         "message, size, length",
@@ -533,17 +526,15 @@ class TestPythonSource:
         splits = [own_files.split_of_file(name) for name in names]
         assert 30 < splits.count("validation") < 70
         assert 30 < splits.count("test") < 70
-        without_test = [
-            own_files.split_of_file(n, held_out=["validation"]) for n in names
-        ]
+        held_out = {"held_out": ["validation"]}
+        without_test = [own_files.split_of_file(name, **held_out) for name in names]
         assert without_test == [s.replace("test", "train") for s in splits]
         assert own_files.split_of_file("abc.py") == "train"
 
 
 def test_ids_of_subwords_and_end_ids(tmp_path):
     path, line = tmp_path / "vocab.subwords", "one fish; blue\n"
-    tokens = SubwordTokenizer.build_vocabulary(["one fish two fish; blue"], 64)
-    SubwordTokenizer(tokens).save_vocabulary(path)
+    prepared.write_vocabulary(path, ["one fish two fish; blue"])
     problem = text_files(tmp_path, line.encode() * 20, vocabulary=str(path))
     assert problem.metric_name == "bits per subword"
     assert problem.vocabulary_size == problem.tokenizer.vocabulary_size()

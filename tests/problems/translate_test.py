@@ -16,6 +16,7 @@ EUROPARL = [f"Sentence number {n} is here." for n in range(30)]
 CRAWL = ["One page", "", '"Two" pages!', "...", "A third page (3)"]
 NEWS = [f"{n} news" for n in range(6)]
 TRAIN = [*EUROPARL, *(text for text in CRAWL if text), *NEWS]
+NEWS_FILE = "training/news-commentary-v9.de-en"
 VALIDATION = ["The first of 2013.", "The second, of 2013"]
 TEST = ["Of 2014: one", "Of 2014: two", "Of 2014: three"]
 
@@ -37,13 +38,11 @@ def parallel(name, sentences):
 
 
 def archives():
-    news = "training/news-commentary-v9.de-en"
+    europarl = parallel("training/europarl-v7.de-en", EUROPARL)
     return {
-        "training-parallel-europarl-v7.tgz": parallel(
-            "training/europarl-v7.de-en", EUROPARL
-        ),
+        "training-parallel-europarl-v7.tgz": europarl,
         "training-parallel-commoncrawl.tgz": parallel("commoncrawl.de-en", CRAWL),
-        "training-parallel-nc-v9.tgz": parallel(news, NEWS),
+        "training-parallel-nc-v9.tgz": parallel(NEWS_FILE, NEWS),
         "dev.tgz": {
             "dev/newstest2013-src.de.sgm": sgm(map(german, VALIDATION)),
             "dev/newstest2013-ref.en.sgm": sgm(VALIDATION),
@@ -84,10 +83,8 @@ def documents(sentences, length):
 class TestDocuments:
     @pytest.mark.parametrize("lengths", [(100, 120), (120, 90)])
     def test_they_are_in_the_order_of_the_corpora(self, tmp_path, raw, lengths):
-        input_length, sequence_length = lengths
-        problem = get(
-            tmp_path, raw, input_length=input_length, sequence_length=sequence_length
-        )
+        options = dict(zip(("input_length", "sequence_length"), lengths))
+        problem = get(tmp_path, raw, **options)
         for split, sentences in zip(SPLITS, (TRAIN, VALIDATION, TEST)):
             # Both sides fit.
             assert texts_of(problem, split) == documents(sentences, min(lengths))
@@ -112,9 +109,8 @@ class TestDocuments:
         assert f"({number} of them too long: cut)" in problem.describe()
 
     def test_ids_are_those_of_the_whole_text(self, tmp_path, raw):
-        problem = get(
-            tmp_path, raw, vocabulary="subwords", input_length=60, sequence_length=60
-        )
+        lengths = {"input_length": 60, "sequence_length": 60}
+        problem = get(tmp_path, raw, vocabulary="subwords", **lengths)
         assert (tmp_path / "data/vocab.translate_ende_wmt14.32768.subwords").exists()
         number = problem.num_windows("train")
         assert 2 < number < 20
@@ -122,10 +118,8 @@ class TestDocuments:
             for ids in problem.pair("train", n):
                 assert len(ids) <= 60
                 text = problem.tokenizer.detokenize(ids)
-                assert (
-                    problem.tokenizer.tokenize(text).numpy().tolist()
-                    == ids[:-1].tolist()
-                )
+                again = problem.tokenizer.tokenize(text).numpy()
+                assert again.tolist() == ids[:-1].tolist()
 
     @pytest.mark.thorough
     def test_stopped_work_goes_on(self, tmp_path, raw, monkeypatch):

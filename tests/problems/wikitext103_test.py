@@ -124,13 +124,12 @@ class TestDamage:
             get(tmp_path, None).ids("test")
 
 
-class TestSplits:
-    def test_arrays_are_made_when_the_training_split_is_known(self, tmp_path, raw):
-        write(raw, {name: FILES[name] for name in ("valid", "test")})
-        (line,) = get(tmp_path, None).generate(str(raw))
-        assert "'train', and that is missing" in line
-        problem = get(tmp_path, None, train_split="test")
-        assert "cats" not in words_of(problem, problem.ids("validation"))
+def test_arrays_are_made_when_the_training_split_is_known(tmp_path, raw):
+    write(raw, {name: FILES[name] for name in ("valid", "test")})
+    (line,) = get(tmp_path, None).generate(str(raw))
+    assert "'train', and that is missing" in line
+    problem = get(tmp_path, None, train_split="test")
+    assert "cats" not in words_of(problem, problem.ids("validation"))
 
 
 class TestRelease:
@@ -167,13 +166,12 @@ class TestRelease:
         assert rows_of(problem, "train") == expected
 
 
-class TestBytes:
-    def test_ids(self, tmp_path, raw_dir):
-        problem = get(tmp_path, raw_dir, level="bytes")
-        text = FILES["valid"].encode("utf-8")
-        assert problem.ids("validation").tolist() == [*(b + 2 for b in text), 1]
-        assert problem.vocabulary_size == 258
-        assert problem.metric_name == "bits per byte"
-        assert problem.metric(math.log(2), "test") == pytest.approx(1)
-        # Two articles: an end id behind each.
-        assert np.count_nonzero(problem.ids("train") == 1) == 2
+def test_bytes(tmp_path, raw_dir):
+    problem = get(tmp_path, raw_dir, level="bytes")
+    text = FILES["valid"].encode("utf-8")
+    assert problem.ids("validation").tolist() == [*(b + 2 for b in text), 1]
+    assert problem.vocabulary_size == 258
+    assert problem.metric_name == "bits per byte"
+    assert problem.metric(math.log(2), "test") == pytest.approx(1)
+    # Two articles: an end id behind each.
+    assert np.count_nonzero(problem.ids("train") == 1) == 2

@@ -12,20 +12,12 @@ from tests import tracing
 
 TEXTS = ["", "the cat", "cat\nmat", "the cat sat on the mat"]
 CORPUS = ["the cat sat on the mat , a cat\n"] * 3
+SUBWORDS = tokenizers.SubwordTokenizer.build_vocabulary(CORPUS, 60)
+WORDS = tokenizers.WordTokenizer.build_vocabulary(CORPUS, newline=True, unknown=True)
 CASES = {
     "bytes": (tokenizers.ByteTokenizer, {}),
-    "subwords": (
-        tokenizers.SubwordTokenizer,
-        {"vocabulary": tokenizers.SubwordTokenizer.build_vocabulary(CORPUS, 60)},
-    ),
-    "words": (
-        tokenizers.WordTokenizer,
-        {
-            "vocabulary": tokenizers.WordTokenizer.build_vocabulary(
-                CORPUS, newline=True, unknown=True
-            )
-        },
-    ),
+    "subwords": (tokenizers.SubwordTokenizer, {"vocabulary": SUBWORDS}),
+    "words": (tokenizers.WordTokenizer, {"vocabulary": WORDS}),
 }
 # What two ids outside of the vocabulary become, between a cat and a mat.
 OUTSIDE = {
@@ -125,9 +117,8 @@ def test_in_a_saved_model(tokenizer, tmp_path):
         lambda texts: tokenizer.tokenize(texts).to_tensor(),
         [tf.TensorSpec((None,), tf.string)],
     )
-    module.detokenize = tf.function(
-        tokenizer.detokenize, [tf.TensorSpec((None, None), tf.int32)]
-    )
+    rows = tf.TensorSpec((None, None), tf.int32)
+    module.detokenize = tf.function(tokenizer.detokenize, [rows])
     tf.saved_model.save(module, tmp_path)
     expected = tokenizer.tokenize(TEXTS).to_tensor().numpy()
     for each in (module, tf.saved_model.load(tmp_path)):

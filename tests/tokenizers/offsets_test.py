@@ -16,10 +16,8 @@ WHITE_SPACE = [c for c in CHARACTERS if c.isspace()]
 
 @pytest.fixture(params=[False, True], ids=["words", "newlines"])
 def tokenizer(request):
-    vocabulary = WordTokenizer.build_vocabulary(
-        WORDS, newline=request.param, unknown=True
-    )
-    return WordTokenizer(vocabulary)
+    options = {"newline": request.param, "unknown": True}
+    return WordTokenizer(WordTokenizer.build_vocabulary(WORDS, **options))
 
 
 def offsets_of(tokenizer, text):
@@ -53,11 +51,8 @@ def test_every_character_is_in_its_word(tokenizer):
 
 
 def test_words_that_look_like_tokens(tokenizer):
-    assert offsets_of(tokenizer, "<pad> <EOS>  <newline>") == [
-        [0, 6],
-        [6, 13],
-        [13, 22],
-    ]
+    found = offsets_of(tokenizer, "<pad> <EOS>  <newline>")
+    assert found == [[0, 6], [6, 13], [13, 22]]
     # Its id is 0, that of padding.
     alone = WordTokenizer(["<pad>", "<EOS>", "a"])
     assert offsets_of(alone, "a <pad> <EOS>") == [[0, 2], [2, 8], [8, 13]]

@@ -39,10 +39,8 @@ def reference_words(vocabulary, text):
 
 def reference_encode(vocabulary, text):
     known = vocabulary[1:]  # the word <pad> is no padding
-    words = [
-        word if word in known else "<unk>" for word in reference_words(vocabulary, text)
-    ]
-    return [vocabulary.index(word) for word in words]
+    words = reference_words(vocabulary, text)
+    return [vocabulary.index(word if word in known else "<unk>") for word in words]
 
 
 def reference_decode(vocabulary, ids):
@@ -95,9 +93,8 @@ def test_ids_are_those_of_the_rules(tokenizer, vocabulary):
         encoded = tokenizer.encode(text)
         assert encoded.dtype == np.int32
         assert encoded.tolist() == row
-    assert tokenizer.detokenize(expected) == [
-        reference_decode(vocabulary, row) for row in expected
-    ]
+    decoded = [reference_decode(vocabulary, row) for row in expected]
+    assert tokenizer.detokenize(expected) == decoded
 
 
 def test_words_that_look_like_tokens(tokenizer, vocabulary):

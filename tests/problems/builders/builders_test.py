@@ -1,5 +1,6 @@
 import pathlib
 import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -157,8 +158,7 @@ class TestPrepare:
         (raw / "test.txt").write_text("1 2\nx\n")
         with pytest.raises(ValueError, match="test.txt"):
             builders.prepare(builder, raw)
-        after = times(builder.data_path)
-        assert after == before
+        assert times(builder.data_path) == before
         assert [p.name for p in builder.data_path.parent.iterdir()] == ["1.0.0"]
         for each in (builder, integers(data)):
             assert first_ids(each, "train") == [0, 1, 2]
@@ -175,12 +175,11 @@ class TestPrepare:
     def test_no_folder(self, raw, data, refusal, name):
         assert "`raw_dir` must be a folder" in refusal(integers(data), raw / name)
 
-    def test_interrupted(self, raw, data, monkeypatch):
-        def interrupt(*args):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(builders.Enwik8, "_generate_examples", interrupt)
-        with pytest.raises(KeyboardInterrupt):
+    @pytest.mark.parametrize("error", [KeyboardInterrupt, AssertionError])
+    def test_other_errors_are_not_hidden(self, raw, data, monkeypatch, error):
+        generate = mock.Mock(side_effect=error("a mistake"))
+        monkeypatch.setattr(builders.Enwik8, "_generate_examples", generate)
+        with pytest.raises(error, match="mistake"):
             builders.prepare(integers(data), raw)
         assert not data.exists()
 
@@ -251,21 +250,12 @@ class TestDownloads:
         assert "ILSVRC2012_img_train.tar" in message
 
     def test_builder_of_tfds_that_takes_no_files(self, raw, data, refusal, monkeypatch):
-        def fail(*args):
-            raise tf.errors.FailedPreconditionError(None, None, "no route")
-
+        error = tf.errors.FailedPreconditionError(None, None, "no route")
         builder = tfds.builder("pg19", data_dir=data)
+        fail = mock.Mock(side_effect=error)
         monkeypatch.setattr(type(builder), "_split_generators", fail)
         message = refusal(builder, raw)
         assert re.search("pg19.*no route.*no raw files", message, re.DOTALL)
-
-    def test_other_errors_are_not_hidden(self, raw, data, monkeypatch):
-        def fail(*args):
-            raise AssertionError("a mistake of the code")
-
-        monkeypatch.setattr(builders.Enwik8, "_generate_examples", fail)
-        with pytest.raises(AssertionError, match="mistake"):
-            builders.prepare(integers(data), raw)
 
     def test_checksums_are_part_of_the_package(self):
         folder = pathlib.Path(builders.__file__).parent

@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 import tensorflow_datasets as tfds
 
+from routing_tf.files.splits import SPLITS
 from routing_tf.problems import builders
 from routing_tf.problems.builders import wikitext103
 from tests.problems.prepared import write_zip
@@ -97,12 +98,8 @@ class TestFiles:
             write(raw, name, f"{FIRST} = {name} = \n \n")
         builder = make(data, config)
         builders.prepare(builder, raw)
-        for split, part in (
-            ("train", "train"),
-            ("validation", "valid"),
-            ("test", "test"),
-        ):
-            name = [name for name in names if part in name]
+        for split in SPLITS:
+            name = [name for name in names if split.removesuffix("ation") in name]
             assert (split in builder.info.splits) == bool(name)
             if name:
                 assert read(builder, split) == [FIRST, f" = {name[0]} = \n \n"]

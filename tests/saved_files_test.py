@@ -25,11 +25,8 @@ ATTENTION = {
     "exact_unmasked": [f"Exact{kind}Heads" for kind in RELEASE_KINDS],
     "exact_hashed": ["ExactHashedHeads", "ExactStridedHeads", "ExactLocalHeads"],
     "trained": [
-        "TrainedHashedHeads",
-        "TrainedRoutedHeads",
-        "TrainedClusterStridedHeads",
-        "TrainedLocalHeads",
-        "StridedHeads",
+        *("TrainedHashedHeads", "TrainedRoutedHeads", "TrainedClusterStridedHeads"),
+        *("TrainedLocalHeads", "StridedHeads"),
     ],
     "trained_unmasked": ["TrainedLocalHeads"],
 }

@@ -13,12 +13,7 @@ from tests.models import small_models
 pytestmark = pytest.mark.usefixtures("eager")
 
 PROMPTS = [[0, 5, 3, 9, 2, 7, 7, 11, 4], [0, 8, 1, 4, 20, 6]]
-SMALL = {
-    "num_local_only_layers": 1,
-    "num_clusters": 2,
-    "attention_window": 4,
-    "local_block_length": 4,
-}
+SMALL = {**small_models.GENERATING, "attention_window": 4}
 GREEDY = keras_hub.samplers.GreedySampler()
 
 
@@ -153,9 +148,7 @@ def test_inputs_that_are_cut():
     h = Hyperparameters(truncate_length=8)
     assert token_stream.cache_length(h, 8)
     for number, received in ((None, "no end"), (9, "9 tokens")):
-        with pytest.raises(
-            ValueError, match=f"truncate_length=8. Received: {received}"
-        ):
+        with pytest.raises(ValueError, match=f"length=8. Received: {received}"):
             token_stream.cache_length(h, number)
 
 

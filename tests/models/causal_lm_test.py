@@ -11,20 +11,8 @@ from tests import golden_cases
 from tests import tracing
 from tests.models import small_models
 
-ON_JAX = keras.backend.backend() == "jax"
-LENGTH, VOCABULARY_SIZE = small_models.LENGTH, small_models.VOCABULARY_SIZE
-# A first layer of local heads, so that repeated tokens do not score alike.
-GENERATING = {
-    "num_local_only_layers": 1,
-    "num_clusters": 2,
-    "attention_window": 3,
-    "local_block_length": 4,
-}
+ON_JAX = small_models.ON_JAX
 BUFFER = 10
-
-
-def logits_and_losses(lm, x, training=False):
-    return golden_cases.run(lm, x, training=training)
 
 
 def cross_entropy(logits, targets):
@@ -47,7 +35,7 @@ def fit(lm, steps=1):
 def test_batches_without_a_row():
     lm = small_models.language_model(num_layers=1, routing="expert_choice")
     x = {name: values[:0] for name, values in small_models.inputs((2,), 8).items()}
-    logits, losses = logits_and_losses(lm, x)
+    logits, losses = golden_cases.run(lm, x)
     assert logits.shape[:2] == (0, 8)
     assert np.isfinite(losses).all()
     lm.compile(sampler="greedy")
@@ -75,7 +63,7 @@ def losses_by_hand():
     """Losses of two steps of gradient descent, without the training of Keras."""
     lm = small_models.language_model(num_layers=1)
     x = small_models.inputs()
-    one_hot = np.eye(VOCABULARY_SIZE, dtype="float32")[targets(x)]
+    one_hot = np.eye(small_models.VOCABULARY_SIZE, dtype="float32")[targets(x)]
 
     def loss(logits, losses):
         chosen = keras.ops.sum(logits * one_hot, axis=-1)
@@ -117,7 +105,7 @@ def test_training_is_gradient_descent_on_all_losses(jit_compile, losses_by_hand)
 def test_evaluate_reports_the_clustering_loss_once_and_moves_nothing():
     lm = small_models.language_model(num_layers=1)
     x = small_models.inputs()
-    logits, losses = logits_and_losses(lm, x)
+    logits, losses = golden_cases.run(lm, x)
     before = small_models.arrays(lm.variables)
     loss, _ = lm.evaluate(x, targets(x), batch_size=2, verbose=0)
     expected = cross_entropy(logits, targets(x)) + sum(losses)
@@ -127,8 +115,6 @@ def test_evaluate_reports_the_clustering_loss_once_and_moves_nothing():
 
 @pytest.mark.skipif(ON_JAX, reason="JAX has only dense gradients")
 def test_all_gradients_are_dense():
-    import tensorflow as tf
-
     lm = small_models.language_model(ema=False, share_query_key=False)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(lm(small_models.inputs(), training=True)[..., 0])
@@ -153,18 +139,15 @@ def test_a_saved_model_has_all_of_its_state(tmp_path):
     lm.save(tmp_path / "lm.keras")
     copy = keras.saving.load_model(tmp_path / "lm.keras")
     assert isinstance(copy, models.RoutingTransformerCausalLM)
-    small_models.assert_equal(
-        small_models.arrays(copy.variables), small_models.arrays(lm.variables)
-    )
-    small_models.assert_equal(
-        small_models.arrays(copy.optimizer.variables),
-        small_models.arrays(lm.optimizer.variables),
-    )
+    for one, other in ((copy, lm), (copy.optimizer, lm.optimizer)):
+        small_models.assert_equal(
+            small_models.arrays(one.variables), small_models.arrays(other.variables)
+        )
     assert int(copy.optimizer.iterations) == 2
     assert copy.get_compile_config() == lm.get_compile_config()
     x = small_models.inputs(seed=1)
     np.testing.assert_array_equal(
-        logits_and_losses(copy, x)[0], logits_and_losses(lm, x)[0]
+        small_models.output(copy, x), small_models.output(lm, x)
     )
 
 
@@ -188,7 +171,7 @@ def generate(lm, x, stop_token_ids=None):
 @pytest.fixture(scope="module")
 def greedy():
     """A model, prompts of different lengths, and their greedy continuations."""
-    lm = small_models.language_model(seed=31, **GENERATING)
+    lm = small_models.language_model(seed=31, **small_models.GENERATING)
     lm.compile(sampler="greedy")
     # Behind the prompts the buffer holds other ids, which nothing must see.
     x = small_models.inputs((2, 5), BUFFER, seed=1)
@@ -206,10 +189,10 @@ def test_greedy_generation_is_that_of_prefixes_alone(greedy):
             "token_ids": token_ids[:, :length],
             "padding_mask": everywhere[:, :length],
         }
-        logits = logits_and_losses(lm, prefix)[0][:, -1]
+        logits = small_models.output(lm, prefix)[:, -1]
         buffer = np.where(np.arange(BUFFER) < length, token_ids, x["token_ids"])
         unmasked = {"token_ids": buffer, "padding_mask": everywhere}
-        other_logits = logits_and_losses(lm, unmasked)[0][:, length - 1]
+        other_logits = small_models.output(lm, unmasked)[:, length - 1]
         for row in np.flatnonzero(~x["padding_mask"][:, length]):
             first, second = np.sort(logits[row])[:-3:-1]
             assert first > second + 1e-3, "no clear winner: take another seed"

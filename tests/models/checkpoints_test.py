@@ -12,9 +12,9 @@ from routing_tf.models import build
 from routing_tf.models import release
 from routing_tf.models.release import checkpoints
 from routing_tf.models.release import variable_names as release_names
-from routing_tf.tokenizers import SubwordTokenizer
 from tests import golden_cases
 from tests.models import small_models
+from tests.problems.prepared import write_vocabulary
 
 FOLDER = golden_cases.FOLDER / "checkpoints"
 NAMES = sorted(path.name for path in FOLDER.iterdir())
@@ -36,18 +36,10 @@ def load(name, **options):
     return build.model_class(kind).from_release_checkpoint(prefix(name), **options)
 
 
-def shifted(targets):
-    return np.pad(targets, [(0, 0), (1, 0)])[:, :-1]
-
-
-def variable_names(name):
-    return golden_cases.load(f"models/{name}.npz").group("var").keys()
-
-
 def logits_of(model, targets, inputs=None):
     if isinstance(model, models.RoutingImageTransformer):
-        return golden_cases.run(model, {"images": targets})[0]
-    ids = shifted(targets)
+        return small_models.output(model, {"images": targets})
+    ids = np.pad(targets, [(0, 0), (1, 0)])[:, :-1]
     mask = np.ones(ids.shape, "bool")
     if inputs is None:
         call = {"token_ids": ids, "padding_mask": mask}
@@ -57,7 +49,7 @@ def logits_of(model, targets, inputs=None):
             "decoder_token_ids": ids,
             "decoder_padding_mask": mask,
         }
-    return golden_cases.run(model, call)[0]
+    return small_models.output(model, call)
 
 
 def test_all_checkpoints_are_there():
@@ -84,7 +76,7 @@ def test_padding_of_a_decoder_has_no_influence(name):
     ids = np.random.default_rng(6).integers(1, 50, (1, length))
     mask = np.arange(length)[None] < length - 9
     outputs = [
-        golden_cases.run(model, {"token_ids": x, "padding_mask": mask})[0]
+        small_models.output(model, {"token_ids": x, "padding_mask": mask})
         for x in (ids, np.where(mask, ids, 7))
     ]
     np.testing.assert_array_equal(*(output[mask] for output in outputs))
@@ -93,11 +85,12 @@ def test_padding_of_a_decoder_has_no_influence(name):
 def test_optimizer_slots_and_the_step_are_skipped():
     reader = tf.train.load_checkpoint(prefix("pg19_local_cluster8k"))
     names = reader.get_variable_to_shape_map()
+    golden = golden_cases.load("models/pg19_local_cluster8k.npz")
     checkpoint = checkpoints.ReleaseCheckpoint(prefix("pg19_local_cluster8k"))
     skipped = names.keys() - checkpoint.shapes.keys()
     assert "global_step" in skipped
     assert any(name.endswith("/Adafactor_1") for name in skipped)
-    assert checkpoint.shapes.keys() == variable_names("pg19_local_cluster8k")
+    assert checkpoint.shapes.keys() == golden.group("var").keys()
 
 
 def test_the_checkpoint_goes_before_the_settings():
@@ -225,13 +218,10 @@ def rt_base():
 
 def test_full_size_rt_base_maps_completely(rt_base):
     # The registered set that it is published under is another model.
-    hparams, differences = checkpoints.complete_settings(
-        rt_base, preset="pg19_local_cluster8k"
-    )
-    assert sorted(line.split()[0] for line in differences) == [
-        "ffn_layer",
-        "sparsity_skip_first",
-    ]
+    preset = "pg19_local_cluster8k"
+    hparams, differences = checkpoints.complete_settings(rt_base, preset=preset)
+    names = sorted(line.split()[0] for line in differences)
+    assert names == ["ffn_layer", "sparsity_skip_first"]
     settings = checkpoints.hyperparameters_of(rt_base, hparams)
     expected = models.preset_hyperparameters("pg19_rt_base")
     assert settings == expected.replace(
@@ -243,10 +233,8 @@ def test_full_size_rt_base_maps_completely(rt_base):
 
 @small_models.FURTHER
 def test_vocabulary_makes_a_model_of_texts(tmp_path):
-    texts = ["the cat sat on the mat and the dog sat on the cat"]
-    tokens = SubwordTokenizer.build_vocabulary(texts, vocabulary_size=48)
     path = tmp_path / "vocab.subwords"
-    SubwordTokenizer(tokens).save_vocabulary(path)
+    write_vocabulary(path, ["the cat sat on the mat and the dog sat on the cat"], 48)
     # This model cuts its inputs to less than its longest sequence.
     lm = load("enwik8_local_cluster8k", vocabulary=str(path))
     h = lm.hyperparameters
@@ -285,16 +273,15 @@ def test_the_table_of_an_encoder_is_joined(parts, tmp_path):
 def test_a_vocabulary_must_fit(message, name, num_words, tmp_path):
     text = " ".join(f"word{word}" for word in range(num_words))
     path = tmp_path / "vocab.subwords"
-    tokens = SubwordTokenizer.build_vocabulary([text], vocabulary_size=120)
-    SubwordTokenizer(tokens).save_vocabulary(path)
+    write_vocabulary(path, [text], 120)
     with pytest.raises(ValueError, match=message):
         load(name, vocabulary=str(path))
 
 
 def test_settings_that_no_variable_shows_are_told():
-    hparams = {"query_shape": [16], "memory_flange": [16]}
+    names = ("query_shape", "memory_flange", "sparsity_cluster_attention_window")
+    hparams = dict(zip(names, ([16], [16], 16)))
     checkpoint = checkpoints.ReleaseCheckpoint(prefix("enwik8_local_cluster8k"))
-    hparams["sparsity_cluster_attention_window"] = 16
     _, lines = checkpoints.complete_settings(checkpoint, hparams=hparams)
     assert lines == [
         "share_qk is not given; True is used",

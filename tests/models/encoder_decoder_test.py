@@ -3,10 +3,11 @@ import numpy as np
 import pytest
 
 from routing_tf import models
-from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
+from tests.models.small_models import FURTHER
 from tests.models.small_models import copy_weights
+from tests.models.small_models import output
 from tests.models.small_seq2seq import INPUT_LENGTH
 from tests.models.small_seq2seq import LENGTH
 from tests.models.small_seq2seq import LOCAL
@@ -16,11 +17,6 @@ INPUTS = small_seq2seq.inputs()
 
 def backbone(seed=0, **changes):
     return small_seq2seq.language_model(seed, **changes).backbone
-
-
-def output(model, x, training=False):
-    hidden, _ = golden_cases.run(model, x, training=training)
-    return hidden
 
 
 def test_queries_read_several_clusters_where_tokens_choose():
@@ -63,9 +59,7 @@ def test_keys_are_shifted_in_the_self_attention_of_decoders_alone(routing):
     }
 
 
-@pytest.mark.parametrize(
-    "position", ["pre", pytest.param("post", marks=small_models.FURTHER)]
-)
+@pytest.mark.parametrize("position", ["pre", pytest.param("post", marks=FURTHER)])
 def test_both_stacks_end_with_a_normalization(position):
     model = backbone(norm_position=position, **LOCAL)
     for norm in (model.encoder_final_norm, model.final_norm):
@@ -82,12 +76,7 @@ def test_both_stacks_end_with_a_normalization(position):
 
 
 @pytest.mark.parametrize(
-    "flange",
-    [
-        0,
-        pytest.param(1, marks=small_models.FURTHER),
-        pytest.param(None, marks=small_models.FURTHER),
-    ],
+    "flange", [0, *(pytest.param(n, marks=FURTHER) for n in (1, None))]
 )
 def test_blocks_of_the_decoder_are_paired_with_those_of_the_encoder(flange):
     # 24 tokens in three blocks of 8 see 40 in three blocks of 14.
@@ -108,7 +97,7 @@ def test_blocks_of_the_decoder_are_paired_with_those_of_the_encoder(flange):
         np.testing.assert_array_equal(differs, reached[None])
 
 
-@small_models.FURTHER
+@FURTHER
 def test_blocks_of_the_encoder_may_be_given():
     given = {"memory_block_length": 14, "num_routed_heads": 1, "num_local_heads": 3}
     proportional = given | {"memory_block_length": None}
@@ -151,7 +140,7 @@ def test_rows_of_zeros_are_padding(with_embeddings):
     assert np.abs(with_token - output(with_embeddings, shorter)).max() > 1e-3
 
 
-@small_models.FURTHER
+@FURTHER
 def test_dropped_elements_of_the_inputs_are_no_padding(with_embeddings):
     dropping = backbone(
         **{**with_embeddings.hyperparameters.to_dict(), "input_dropout": 0.999999}
@@ -180,7 +169,7 @@ def test_dropped_elements_of_the_inputs_are_no_padding(with_embeddings):
         ("residual_dropout", "encoder_input_dropout"),
     ],
 )
-@small_models.FURTHER
+@FURTHER
 def test_dropout_of_the_encoder_is_on_in_training(rate, name):
     model = models.RoutingTransformerEncoderDecoder(
         small_seq2seq.hyperparameters(**LOCAL, **{rate: 0.5})
@@ -211,7 +200,7 @@ def test_longer_targets_are_cut_and_inputs_are_not():
     np.testing.assert_array_equal(output(cut, INPUTS), output(whole, first))
 
 
-@small_models.FURTHER
+@FURTHER
 def test_low_precision():
     settings = small_seq2seq.hyperparameters(
         **LOCAL, encoder_inputs="embeddings", input_dropout=0.1

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from routing_tf import models
-from tests import golden_cases
 from tests.models import small_models
+from tests.models.small_models import FURTHER
+from tests.models.small_models import output
 
 SETTINGS = {
     "vocabulary_size": 11,
@@ -38,23 +39,13 @@ def image_model(seed=0, **changes):
     """Returns a small model with the same values on every backend."""
     settings = models.Hyperparameters(**{**SETTINGS, **changes})
     model = models.RoutingImageTransformer(settings)
-    generator = np.random.default_rng(seed)
-    for variable in model.trainable_variables:
-        noise = generator.normal(size=variable.shape)
-        scale = 0.3 if len(variable.shape) != 2 else variable.shape[0] ** -0.5
-        variable.assign((variable.name == "gamma") + scale * noise)
-    for kmeans in small_models.kmeans_layers(model):
-        kmeans.centroids.assign(generator.normal(size=kmeans.centroids.shape))
+    small_models.randomize(model, seed)
     return model
 
 
 def random_images(number=2, seed=0):
     generator = np.random.default_rng(seed)
     return generator.integers(0, 11, (number, 4, 4, 3)).astype("int32")
-
-
-def logits_of(model, inputs, **options):
-    return golden_cases.run(model, inputs, **options)[0]
 
 
 def places_by_hand(layout):
@@ -78,7 +69,7 @@ def test_later_subpixels_have_no_influence(layout):
     places, changed_at = places_by_hand(layout), (0, 13, 30, 46)
     image, other = random_images(number=1, seed=0), random_images(number=1, seed=1)
     changed = [np.where(places >= place, other, image) for place in changed_at]
-    first, *rest = logits_of(model, {"images": np.concatenate([image, *changed])})
+    first, *rest = output(model, {"images": np.concatenate([image, *changed])})
     for place, second in zip(changed_at, rest, strict=True):
         # A sub-pixel's own value is what its logits are to predict.
         seen = places <= place
@@ -92,7 +83,7 @@ def test_every_earlier_subpixel_has_influence():
     # One sub-pixel of each image is another one, and none of the last image.
     images = (image + np.eye(48, dtype="int32")) % 11
     images[-1] = image
-    logits = logits_of(model, {"images": images.reshape(48, 4, 4, 3)})
+    logits = output(model, {"images": images.reshape(48, 4, 4, 3)})
     logits = logits.reshape(48, 48, -1)
     for place in range(47):
         assert np.abs(logits[place] - logits[-1])[place + 1 :].max() > 1e-6
@@ -106,7 +97,7 @@ def test_masked_subpixels_have_no_influence_on_routing(layout):
     changed = np.where(places >= place, others, images)
     mask = np.broadcast_to(places <= place, images.shape)
     first, second = (
-        logits_of(model, {"images": x, "padding_mask": mask}) for x in (images, changed)
+        output(model, {"images": x, "padding_mask": mask}) for x in (images, changed)
     )
     seen = places <= place
     np.testing.assert_allclose(first[:, seen], second[:, seen], rtol=0, atol=1e-5)
@@ -119,7 +110,7 @@ def test_a_masked_subpixel_is_seen_by_none():
     changed[:, 1, 1, 1] += 1
     mask[:, 1, 1, 1] = False
     first, second = (
-        logits_of(model, {"images": x % 11, "padding_mask": mask})
+        output(model, {"images": x % 11, "padding_mask": mask})
         for x in (images, changed)
     )
     np.testing.assert_array_equal(first, second)
@@ -129,7 +120,7 @@ def test_label_takes_part_everywhere():
     model = image_model(num_classes=4)
     images = random_images()
     first, second = (
-        logits_of(model, {"images": images, "labels": np.array(labels)})
+        output(model, {"images": images, "labels": np.array(labels)})
         for labels in ([1, 2], [[[[1]]], [[[3]]]])
     )
     np.testing.assert_array_equal(first[0], second[0])
@@ -139,16 +130,15 @@ def test_label_takes_part_everywhere():
 def test_images_alone_will_do():
     model = image_model()
     images = random_images()
-    np.testing.assert_array_equal(
-        logits_of(model, images), logits_of(model, {"images": images})
-    )
+    expected = output(model, {"images": images})
+    np.testing.assert_array_equal(output(model, images), expected)
 
 
 @pytest.mark.usefixtures("compiled")  # many steps of one small function
 class TestGenerate:
     greedy = keras_hub.samplers.GreedySampler()
 
-    @small_models.FURTHER
+    @FURTHER
     def test_routed_heads_see_nothing_of_what_is_not_there_yet(self):
         model = image_model(num_local_heads=1, num_routed_heads=1)
         images = model.generate(
@@ -157,13 +147,11 @@ class TestGenerate:
         places = model.places()
         for place in (36, 41, 47):
             mask = np.broadcast_to(places <= place, images.shape)
-            logits = logits_of(model, {"images": images, "padding_mask": mask})
+            logits = output(model, {"images": images, "padding_mask": mask})
             here = places == place
             np.testing.assert_array_equal(logits.argmax(-1)[:, here], images[:, here])
 
-    @pytest.mark.parametrize(
-        "layout", [{}, pytest.param(RECTANGLES, marks=small_models.FURTHER)]
-    )
+    @pytest.mark.parametrize("layout", [{}, pytest.param(RECTANGLES, marks=FURTHER)])
     def test_given_rows_stay(self, layout):
         model = image_model(**layout)
         given = random_images()
@@ -171,7 +159,7 @@ class TestGenerate:
             images=given, num_given_rows=2, sampler=self.greedy, verbose=False
         )
         np.testing.assert_array_equal(images[:, :2], given[:, :2])
-        logits = logits_of(model, {"images": images})
+        logits = output(model, {"images": images})
         np.testing.assert_array_equal(logits.argmax(axis=-1)[:, 2:], images[:, 2:])
 
     @pytest.mark.parametrize(
@@ -202,21 +190,21 @@ class TestGenerate:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"num_classes": 3}, pytest.param(RECTANGLES, marks=small_models.FURTHER)],
+    [{"num_classes": 3}, pytest.param(RECTANGLES, marks=FURTHER)],
 )
 def test_saving_and_loading(changes, tmp_path):
     model = image_model(num_local_heads=1, num_routed_heads=1, **changes)
     inputs = {"images": random_images(), "labels": np.array([0, 2])}
-    expected = logits_of(model, inputs)
+    expected = output(model, inputs)
     for loaded in small_models.saved(model, tmp_path):
-        np.testing.assert_array_equal(logits_of(loaded, inputs), expected)
+        np.testing.assert_array_equal(output(loaded, inputs), expected)
     assert json.loads(json.dumps(model.get_config()))
 
 
 def test_no_images():
     model = image_model(num_classes=3)
     inputs = {"images": random_images()[:0], "labels": np.zeros((0,), "int32")}
-    assert logits_of(model, inputs).shape[0] == 0
+    assert output(model, inputs).shape[0] == 0
 
 
 def test_from_preset():

@@ -14,6 +14,7 @@ from routing_tf.tokenizers import ByteTokenizer
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
+from tests.models.small_models import FURTHER
 
 # The module of the checks imports grain, which nothing else here needs.
 if importlib.util.find_spec("grain") is None:
@@ -34,9 +35,8 @@ class Checks(test_case.TestCase):
         pass
 
 
-ON_JAX = keras.backend.backend() == "jax"
 # Much is called there without being compiled.
-SLOW_ON_JAX = [pytest.mark.slow] if ON_JAX else []
+SLOW_ON_JAX = [pytest.mark.slow] if small_models.ON_JAX else []
 LENGTH = 8
 TINY = {
     "vocabulary_size": 258,
@@ -111,9 +111,7 @@ def parts_of(cls):
     "cls",
     [
         pytest.param(models.RoutingTransformer, marks=SLOW_ON_JAX),
-        pytest.param(
-            models.RoutingTransformerEncoderDecoder, marks=small_models.FURTHER
-        ),
+        pytest.param(models.RoutingTransformerEncoderDecoder, marks=FURTHER),
         pytest.param(models.RoutingImageTransformer, marks=pytest.mark.thorough),
     ],
 )
@@ -137,7 +135,7 @@ def test_backbones(cls, checks):
 @pytest.mark.parametrize(
     "cls",
     [
-        pytest.param(models.RoutingTransformerCausalLM, marks=small_models.FURTHER),
+        pytest.param(models.RoutingTransformerCausalLM, marks=FURTHER),
         pytest.param(models.RoutingTransformerSeq2SeqLM, marks=pytest.mark.slow),
     ],
 )
@@ -221,9 +219,7 @@ def test_lora_adapts_feed_forward_layers():
     assert parts == {"input", "gate", "output", "attention"}
 
 
-@pytest.mark.parametrize(
-    "remat", [False, pytest.param(True, marks=small_models.FURTHER)]
-)
+@pytest.mark.parametrize("remat", [False, pytest.param(True, marks=FURTHER)])
 def test_what_lora_learns_is_saved(remat, tmp_path):
     lm = language_model(remat=remat)
     fixed = lm.variables
@@ -232,7 +228,7 @@ def test_what_lora_learns_is_saved(remat, tmp_path):
     lm.logits_dense.trainable = False
     adapters = lm.trainable_weights
     initial = values(adapters)
-    lm.compile(optimizer=keras.optimizers.SGD(1.0), run_eagerly=not ON_JAX)
+    lm.compile(optimizer=keras.optimizers.SGD(1.0), run_eagerly=not small_models.ON_JAX)
     x = small_models.inputs((LENGTH, LENGTH), LENGTH)
     lm.fit(x, np.roll(x["token_ids"], -1, axis=1), verbose=0)
     assert_same(fixed, before)
@@ -271,7 +267,7 @@ def test_what_is_compiled_follows_adapters():
     np.testing.assert_allclose(-small_models.array(losses)[0], after, rtol=1e-5)
 
 
-@small_models.FURTHER
+@FURTHER
 def test_quantized_models_load(tmp_path):
     lm = language_model(embedding_dim=6)
     lm.quantize("int8")

@@ -60,9 +60,7 @@ for one, other in zip(actual[2], expected[2], strict=True):
 """
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() != "jax", reason="Keras splits weights on JAX"
-)
+@pytest.mark.skipif(not small_models.ON_JAX, reason="Keras splits weights on JAX")
 def test_a_split_model_computes_the_same():
     options = "--xla_force_host_platform_device_count=4"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {options}"

@@ -13,16 +13,13 @@ from tests import golden_cases
 from tests.layers import helpers
 from tests.models import small_models
 from tests.models import small_seq2seq
+from tests.models.small_models import output
 
 LENGTHS = 7, 12, 5
 BORDERS = np.cumsum((0, *LENGTHS))
 # The last document has the id of the first one.
 ROW = np.repeat((5, 2, 5), LENGTHS).astype("int32")
 ROUTED = {"num_local_heads": 0, "num_routed_heads": 4, "routing": "token_choice"}
-POSITIONS = {
-    "timing_signal": {"timing_signal": True},
-    "coordinates": {"coordinate_embeddings": True},
-}
 
 
 def packed(**changes):
@@ -60,21 +57,17 @@ def pair_alone(x, is_second):
     return found
 
 
-def logits(lm, x, **options):
-    return golden_cases.run(lm, x, **options)[0]
-
-
-@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("positions", ["timing_signal", "coordinate_embeddings"])
 def test_a_document_is_scored_as_it_is_alone(positions):
-    settings = {**ROUTED, **POSITIONS[positions]}
+    settings = {**ROUTED, positions: True}
     lm = small_models.language_model(restart_positions=True, **settings)
     x = packed()
-    found = logits(lm, x)
+    found = output(lm, x)
     for start, end in zip(BORDERS, BORDERS[1:]):
-        alone = logits(lm, part(x, start, end))
+        alone = output(lm, part(x, start, end))
         np.testing.assert_allclose(found[:, start:end], alone, rtol=1e-3, atol=1e-4)
     # Positions go on by default.
-    going_on = logits(small_models.language_model(**settings), x)
+    going_on = output(small_models.language_model(**settings), x)
     second = slice(*BORDERS[1:3])
     np.testing.assert_allclose(going_on[:, :7], found[:, :7], rtol=1e-3, atol=1e-4)
     assert np.abs(going_on - found)[:, second].max() > 1e-2
@@ -86,9 +79,9 @@ def test_no_document_moves_another_one():
     ids = np.where(ROW == 2, x["token_ids"], small_models.inputs(seed=3)["token_ids"])
     changed = {**x, "token_ids": ids}
     second = slice(*BORDERS[1:3])
-    before, after = logits(lm, x), logits(lm, changed)
+    before, after = output(lm, x), output(lm, changed)
     np.testing.assert_allclose(after[:, second], before[:, second], atol=1e-4)
-    without = [logits(lm, part(each, 0, None)) for each in (x, changed)]
+    without = [output(lm, part(each, 0, None)) for each in (x, changed)]
     assert np.abs(without[1] - without[0])[:, second].max() > 1e-2
 
 
@@ -107,17 +100,16 @@ def test_a_pair_has_the_logits_it_has_alone(routing):
         **{**ROUTED, "routing": routing}, timing_signal=True, restart_positions=True
     )
     x, other = packed_pairs(), packed_pairs(seed=1)
-    found = logits(lm, x)
+    found = output(lm, x)
     border = BORDER_OF_PAIRS["decoder"]
-    alone = [logits(lm, pair_alone(x, is_second)) for is_second in (False, True)]
-    np.testing.assert_allclose(
-        found, np.concatenate(alone, axis=1), rtol=1e-3, atol=1e-4
-    )
+    alone = [output(lm, pair_alone(x, is_second)) for is_second in (False, True)]
+    alone = np.concatenate(alone, axis=1)
+    np.testing.assert_allclose(found, alone, rtol=1e-3, atol=1e-4)
     changed = {
         name: np.where(x[f"{name[:7]}_segment_ids"] == 3, other[name], x[name])
         for name in x
     }
-    after = logits(lm, changed)
+    after = output(lm, changed)
     # Members of clusters may be summed in another order.
     tolerance = 0 if routing == "full" else 1e-5
     np.testing.assert_allclose(
@@ -138,7 +130,7 @@ def test_models_around_it_and_scorers_hand_the_ids_on(
 ):
     lm, x = make(**ROUTED), make_inputs()
     targets = x[targets]
-    expected = logits(lm, x)
+    expected = output(lm, x)
     outer_inputs = {
         name: keras.Input(array.shape[1:], dtype=array.dtype, name=name)
         for name, array in x.items()
@@ -152,9 +144,9 @@ def test_models_around_it_and_scorers_hand_the_ids_on(
     stateless = helpers.compiled(
         lambda inputs: lm.stateless_call(*variables, inputs)[0], jit_compile=None
     )(inputs)
-    of_hidden = lm.logits_of(golden_cases.run(lm.backbone, x)[0])
+    of_hidden = lm.logits_of(output(lm.backbone, x))
     of_hidden, predicted = golden_cases.to_numpy(of_hidden), lm.predict(x, verbose=0)
-    for found in (logits(outer, x), stateless, of_hidden, predicted):
+    for found in (output(outer, x), stateless, of_hidden, predicted):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     nats = TokenScorer(lm).score(x, targets)
     shifted = expected - np.log(np.exp(expected).sum(-1, keepdims=True))
@@ -163,7 +155,7 @@ def test_models_around_it_and_scorers_hand_the_ids_on(
     path = tmp_path / "model.keras"
     lm.save(path)
     loaded = keras.saving.load_model(path)
-    np.testing.assert_allclose(logits(loaded, x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(output(loaded, x), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("remat", ["remat", "remat_attention"])
@@ -171,19 +163,22 @@ def test_activations_that_are_computed_again(remat):
     results = []
     for value in (False, True):
         lm = small_models.language_model(**ROUTED, **{remat: value})
-        results.append(logits(lm, packed(), training=True))
+        results.append(output(lm, packed(), training=True))
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "positions",
-    ["timing_signal", pytest.param("coordinates", marks=pytest.mark.thorough)],
+    [
+        "timing_signal",
+        pytest.param("coordinate_embeddings", marks=pytest.mark.thorough),
+    ],
 )
 def test_steps_start_anew_with_a_document(positions):
-    settings = {**ROUTED, **POSITIONS[positions]}
-    lm = small_models.language_model(restart_positions=True, **settings)
+    settings = {"restart_positions": True, positions: True}
+    lm = small_models.language_model(**ROUTED, **settings)
     x = packed()
-    whole = logits(lm, x)
+    whole = output(lm, x)
     last = slice(BORDERS[-2], None)
 
     def steps(ids, segments):
@@ -208,9 +203,7 @@ def test_steps_start_anew_with_a_document(positions):
 
 
 def test_refusals():
-    with pytest.raises(
-        ValueError, match="`segment_ids` cannot be used with `generate`"
-    ):
+    with pytest.raises(ValueError, match="`segment_ids` cannot be used with"):
         small_models.language_model(**ROUTED).generate(packed())
     lm, x = small_seq2seq.language_model(), packed_pairs()
     with pytest.raises(ValueError, match="`decoder_segment_ids` cannot be used with"):

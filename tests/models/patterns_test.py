@@ -18,9 +18,9 @@ from routing_tf.zoo import PATTERNS
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
+from tests.models.small_models import output
 from tools import preset_table
 
-pytestmark = pytest.mark.usefixtures("eager")
 LENGTH, START = 12, 9
 # One of each way to remember: heads of the zoo are tested alone, these within models.
 # On JAX they take long to compile.
@@ -44,10 +44,6 @@ def all_cases(names):
 def cases(names):
     few = ("reformer", "linformer", *FURTHER)
     return all_cases([name for name in names if name in few])
-
-
-def logits(lm, x):
-    return golden_cases.run(lm, x)[0]
 
 
 def assert_has(block, name, expected=True):
@@ -94,11 +90,11 @@ def test_of_text(changes):
         made = {type(block.feed_forward).__name__ for block in lm.backbone.blocks}
         assert made - {"FeedForward"}
     x = small_models.inputs((LENGTH, LENGTH), LENGTH)
-    expected = logits(lm, x)
+    expected = output(lm, x)
     changed = x["token_ids"].copy()
     changed[:, START:] = changed[:, START:] % 29 + 1
     np.testing.assert_array_equal(
-        logits(lm, {**x, "token_ids": changed})[:, :START], expected[:, :START]
+        output(lm, {**x, "token_ids": changed})[:, :START], expected[:, :START]
     )
     lm.compile(sampler=keras_hub.samplers.GreedySampler())
     prompts = small_models.inputs((START, START), START + 1)
@@ -118,12 +114,12 @@ def test_of_encoders(name):
     assert_has(lm.backbone.blocks[-1], name, expected=False)
     buffers = {"buffers": (LENGTH, LENGTH)}
     x = small_seq2seq.inputs((LENGTH, START), (LENGTH, LENGTH), **buffers)
-    expected = logits(lm, x)
+    expected = output(lm, x)
     mask = x["encoder_padding_mask"]
     other = small_seq2seq.change(x, "encoder_token_ids", ~mask)
-    np.testing.assert_array_equal(logits(lm, other), expected)
+    np.testing.assert_array_equal(output(lm, other), expected)
     other = small_seq2seq.change(x, "encoder_token_ids", mask)
-    assert np.abs(logits(lm, other) - expected).max() > 1e-3
+    assert np.abs(output(lm, other) - expected).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", cases(OF_DECODERS))
@@ -131,7 +127,7 @@ def test_of_decoders_behind_an_encoder(name):
     lm = small_seq2seq.language_model(routing=name, **SMALL)
     assert_has(lm.backbone.encoder_blocks[-1], name, PATTERNS[name].of_encoders)
     x = small_seq2seq.inputs(lengths=(LENGTH, LENGTH), buffers=(40, LENGTH))
-    expected = logits(lm, x)
+    expected = output(lm, x)
     lm.compile(sampler=keras_hub.samplers.GreedySampler())
     prompts = {**x, "decoder_padding_mask": np.arange(LENGTH)[None] <= [[START]] * 2}
     found = lm.generate(prompts, stop_token_ids=None)["decoder_token_ids"]
@@ -219,6 +215,9 @@ def test_of_images(blocks):
     assert np.abs(found - other).max() > 0
 
 
+ONE_HEAD = {"num_routed_heads": 1, "key_dim": 4}
+
+
 def in_an_encoder(name, **changes):
     return {"routing": None, **ENCODER, "encoder_routing": name, **changes}
 
@@ -236,21 +235,12 @@ def in_an_encoder(name, **changes):
         ("_key_shift` must be 0", {"routing": "reformer", "routed_key_shift": 1}),
         ("_key` must be True", {"routing": "reformer", "share_query_key": False}),
         ("`entmax_alpha` must be None", {"entmax_alpha": 1.5}),
-        (
-            "`num_routed_heads` must be at least 2",
-            {"routing": "bigbird", "num_routed_heads": 1, "key_dim": 4},
-        ),
-        (
-            "for models with an encoder",
-            in_an_encoder("linformer", num_encoder_layers=0),
-        ),
+        ("must be at least 2", {"routing": "bigbird", **ONE_HEAD}),
+        ("with an encoder", in_an_encoder("linformer", num_encoder_layers=0)),
         ("must name.*Received: .*'native_sparse'", in_an_encoder("native_sparse")),
         ("need neither a causal mask", in_an_encoder("token_choice")),
         ("nor an image", in_an_encoder("axial")),
-        (
-            "must come without `compatibility`",
-            in_an_encoder("full", compatibility="exact"),
-        ),
+        ("without `compatibility`", in_an_encoder("full", compatibility="exact")),
         ("there are none", in_an_encoder("full", num_local_only_layers=1)),
         ("_dropout` must be 0 with", in_an_encoder("nystrom", attention_dropout=0.5)),
     ],

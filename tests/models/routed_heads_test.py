@@ -46,8 +46,7 @@ def test_data_is_that_of_any_form():
         assert hyperparameters(routed_heads=form, **settings) == h
     fields = json.loads(json.dumps(h.to_dict()))
     assert models.Hyperparameters.from_dict(fields) == h
-    one = layers.FullHeads(2)
-    for form in (one, serialized(one)):
+    for form in (layers.FullHeads(2), serialized(layers.FullHeads(2))):
         h = hyperparameters(routed_heads=form)
         assert [config["class_name"] for config in h.routed_heads] == ["FullHeads"]
     assert h.replace(routed_heads=None) == hyperparameters()
@@ -56,12 +55,10 @@ def test_data_is_that_of_any_form():
 def test_a_name_is_that_of_routing():
     h = hyperparameters(routed_heads="block_top_k")
     assert h == hyperparameters(routing="block_top_k")
-    assert models.hyperparameters.parse_overrides(
-        "routed_heads=block_top_k,routing=none"
-    ) == {"routed_heads": "block_top_k", "routing": None}
-    assert models.hyperparameters.parse_overrides("routed_heads=none") == {
-        "routed_heads": None
-    }
+    parse = models.hyperparameters.parse_overrides
+    named = {"routed_heads": "block_top_k", "routing": None}
+    assert parse("routed_heads=block_top_k,routing=none") == named
+    assert parse("routed_heads=none") == {"routed_heads": None}
     for name in ("block_topk", "none"):
         with pytest.raises(ValueError, match=f"`routed_heads` must be one.*'{name}'"):
             hyperparameters(routed_heads=name)
@@ -200,24 +197,13 @@ def test_what_they_see_and_remember_is_known():
     assert found == "routed_heads of RoutedHeads, which are data"
 
 
-def with_option(group, value):
-    config = serialized(group)
-    config["config"]["option"] = value
-    return config
+def changed(config, **options):
+    """The config of a group with other arguments."""
+    return {**config, "config": {**config["config"], **options}}
 
 
-def without(argument):
-    heads = serialized(layers.FullHeads(2))
-    del heads["config"][argument]
-    return heads
-
-
-def of_release(name, **options):
-    """The config of two heads of a class of `models.release`, or of a sound one."""
-    cls = getattr(heads, name, None) or getattr(layers, name)
-    config = serialized(cls(2, 3, 4))
-    config["config"].update(options)
-    return config
+FULL, HASHED = map(serialized, (layers.FullHeads(2), layers.HashedHeads(2, 3, 4)))
+FILLED_UP = {"buckets_filled_up": True}
 
 
 class Unknown(layers.FullHeads):
@@ -234,33 +220,17 @@ class Unknown(layers.FullHeads):
         ("must be a head group.*one name, without", ["hashed"], {}),
         ("must be a head group.*group itself", layers.FullHeads(2).get_config(), {}),
         ("must hold at least one.*Leave it out", [], {"num_routed_heads": 0}),
-        (
-            "must be a head group",
-            {**serialized(layers.FullHeads(2)), "class_name": "__lambda__"},
-            {},
-        ),
-        (
-            "must be a head group",
-            {**serialized(layers.FullHeads(2)), "registered_name": ["a"]},
-            {},
-        ),
+        ("must be a head group", {**FULL, "class_name": "__lambda__"}, {}),
+        ("must be a head group", {**FULL, "registered_name": ["a"]}, {}),
         ("with 3 heads and num_routed_heads=2. Pass", layers.FullHeads(3), {}),
         ("with 1 head and", layers.FullHeads(1), {}),
-        ("values that JSON has.*FullHeads", with_option(layers.FullHeads(2), 1j), {}),
-        ("`num_heads` in their configs.*get_config", without("num_heads"), {}),
-        (
-            "must be heads for decoders.*LinformerHeads.*`encoder_routing` name",
-            zoo.LinformerHeads(2, 24),
-            {},
-        ),
+        ("values that JSON has.*FullHeads", changed(FULL, option=1j), {}),
+        ("`num_heads` in their configs.*get_config", {**FULL, "config": {}}, {}),
+        ("for decoders.*Linformer.*`encoder_routing`", zoo.LinformerHeads(2, 24), {}),
         ("needs rows and columns", zoo.AxialHeads(2, 0), {}),
         ("without `compatibility`", layers.FullHeads(2), {"compatibility": "exact"}),
         ("there are none", layers.FullHeads(2), {"num_local_only_layers": 2}),
-        (
-            "`routed_key_shift` must be 0 or.*key_shift=\\[0\\].*`routed_key_shift=0`",
-            layers.FullHeads(2),
-            {"routed_key_shift": 1},
-        ),
+        (r"_key_shift` must be 0 or.*\[0\].*shift=0`", FULL, {"routed_key_shift": 1}),
         (
             "`attention_dropout` must be 0 or.*dropout=\\[0.1\\]",
             layers.FullHeads(2, dropout=0.1),
@@ -272,25 +242,21 @@ class Unknown(layers.FullHeads):
             {"exploring_queries": 2},
         ),
         (
-            "`attention_implementation` must be 'plain' or.*=\\['plain'\\]",
-            layers.FullHeads(2),
+            r"must be 'plain' or.*\['plain'\]",
+            FULL,
             {"attention_implementation": "auto"},
         ),
         *(
-            (f"without flaws of the release.*{cls}.*compatibility", of_release(cls), {})
+            (f"flaws.*{cls.__name__}.*compatibility", serialized(cls(2, 3, 4)), {})
             for cls in (
-                "TrainedRoutedHeads",
-                "TrainedHashedHeads",
-                "ExactHashedHeads",
-                "TrainedClusterStridedHeads",
-                "ExactClusterStridedHeads",
+                heads.TrainedRoutedHeads,
+                heads.TrainedHashedHeads,
+                heads.ExactHashedHeads,
+                heads.TrainedClusterStridedHeads,
+                heads.ExactClusterStridedHeads,
             )
         ),
-        (
-            "without flaws of the release",
-            of_release("HashedHeads", compatibility={"buckets_filled_up": True}),
-            {},
-        ),
+        ("without flaws of the release", changed(HASHED, compatibility=FILLED_UP), {}),
     ],
 )
 def test_refused(message, groups, changes):
@@ -313,8 +279,6 @@ def test_takes_what_keras_serializes_of_a_built_group():
 
 
 def test_refused_by_the_heads():
-    group = serialized(layers.HashedHeads(2, 3, 4))
-    group["config"]["num_buckets"] = 0
-    h = hyperparameters(routed_heads=group)
+    h = hyperparameters(routed_heads=changed(HASHED, num_buckets=0))
     with pytest.raises(ValueError, match="valid arguments.*`num_buckets` must be"):
         models.RoutingTransformer(h)

@@ -8,10 +8,10 @@ import tensorflow as tf
 from routing_tf import layers
 from routing_tf import models
 from routing_tf.layers.support.keras_internals import layers_inside
-from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
 from tests.models.small_models import copy_weights
+from tests.models.small_models import output
 
 
 def backbone(seed=0, num_layers=1, **changes):
@@ -21,11 +21,6 @@ def backbone(seed=0, num_layers=1, **changes):
 def shapes(**changes):
     settings = small_models.hyperparameters(**changes)
     return small_models.without_memory(settings).backbone
-
-
-def output(model, x, training=False):
-    hidden, _ = golden_cases.run(model, x, training=training)
-    return hidden
 
 
 PAIRS = models.RoutingTransformerEncoderDecoder
@@ -135,15 +130,6 @@ def test_longer_inputs_are_cut():
     np.testing.assert_array_equal(output(cut, x), output(whole, first))
 
 
-RATES = [
-    "token_dropout",
-    "embedding_dropout",
-    "residual_dropout",
-    "attention_dropout",
-    "feed_forward_dropout",
-]
-
-
 @pytest.fixture(scope="module")
 def plain():
     """A model without dropout, inputs, and the output of one call."""
@@ -153,7 +139,13 @@ def plain():
 
 @pytest.mark.parametrize(
     "rate",
-    [pytest.param(x, marks=small_models.FURTHER) for x in RATES[:-2]] + RATES[-2:],
+    [
+        *("attention_dropout", "feed_forward_dropout"),
+        *(
+            pytest.param(f"{part}_dropout", marks=small_models.FURTHER)
+            for part in ("token", "embedding", "residual")
+        ),
+    ],
 )
 def test_dropout_acts_in_training_alone(rate, plain):
     model, x, expected = plain
@@ -238,9 +230,7 @@ def test_settings_of_centroids_and_memory_reach_every_block():
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="Keras cannot export on JAX"
-)
+@pytest.mark.skipif(small_models.ON_JAX, reason="Keras cannot export on JAX")
 def test_export_inside_another_model(tmp_path, compiled):
     inputs = {
         name: keras.Input((12,), dtype=dtype, name=name)

@@ -4,9 +4,6 @@ import contextlib
 import functools
 import io
 import json
-import os
-import subprocess
-import sys
 import textwrap
 
 import keras
@@ -99,13 +96,8 @@ def load_and_listen(model, folder, *arguments):
 
 def call_in_fresh_process(path, *calls, modules=()):
     """Returns the outputs of functions of a SavedModel, in a process of its own."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", FRESH, json.dumps([str(path), modules, calls])],
-        env={**environment, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
+    settings = json.dumps([str(path), modules, calls])
+    done = command_line.python("-I", "-c", FRESH, settings, CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -260,6 +252,9 @@ def test_nothing_is_written(served):
         assert not [node.op for node in nodes if "Assign" in node.op]
 
 
+TWO = {"token_ids": [[5, 5]]}
+
+
 @on_tensorflow
 @pytest.mark.parametrize(
     "name, arguments, match",
@@ -271,14 +266,9 @@ def test_nothing_is_written(served):
         ("generate", {"texts": ["a"], "temperature": -1.0}, "`temperature` and"),
         ("generate", {"texts": ["a"], "top_p": 0.0}, "`top_p` must be more than 0"),
         ("score_ids", {"token_ids": [[258]], "padding_mask": [[True]]}, "from 0 to"),
+        ("score_ids", {**TWO, "padding_mask": [[False, True]]}, "True for the first"),
         (
-            "score_ids",
-            {"token_ids": [[5, 5]], "padding_mask": [[False, True]]},
-            "True for the first tokens",
-        ),
-        (
-            "generate_ids",
-            {"token_ids": [[5, 5]], "padding_mask": [[True, True]] * 2},
+            *("generate_ids", {**TWO, "padding_mask": [[True, True]] * 2}),
             r"must have the shape of `token_ids`.*\[2 2\]",
         ),
         ("generate", {"texts": ["a"], "length": -1}, "`length` must be from 1 to"),
@@ -350,9 +340,8 @@ def test_padding_with_influence_is_refused(tmp_path):
 @pytest.mark.thorough
 def test_only_subwords_need_tensorflow_text(tmp_path):
     texts = ["It was a dark night", "It was"]
-    tokenizer = tokenizers.SubwordTokenizer(
-        tokenizers.SubwordTokenizer.build_vocabulary(texts, 64)
-    )
+    vocabulary = tokenizers.SubwordTokenizer.build_vocabulary(texts, 64)
+    tokenizer = tokenizers.SubwordTokenizer(vocabulary)
     lm = text_model(tokenizer, num_routed_heads=0, max_sequence_length=64)
     _, out = load_and_listen(lm, tmp_path)
     assert "\nIt was" in out and "import tensorflow_text" in out
@@ -414,9 +403,8 @@ def test_a_model_with_an_encoder(tmp_path):
 )
 @pytest.mark.thorough
 def test_images(changes, tmp_path):
-    model = models.RoutingImageTransformer(
-        small_models.hyperparameters(**{**IMAGES, **changes})
-    )
+    settings = small_models.hyperparameters(**{**IMAGES, **changes})
+    model = models.RoutingImageTransformer(settings)
     small_models.randomize(model, 0)
     served = load(model, tmp_path)
     labels = [1, 2] if model.hyperparameters.num_classes else None

@@ -11,13 +11,6 @@ from tests import golden_cases
 from tests.models import small_models
 
 LIMIT = small_models.LENGTH
-# A first layer of local heads, so that repeated tokens do not score alike.
-SMALL = {
-    "num_local_only_layers": 1,
-    "num_clusters": 2,
-    "attention_window": 3,
-    "local_block_length": 4,
-}
 CORPUS = [
     "the cat sat on the mat, and the cat had a hat.",
     "a cat\\dog_house sat; the hat had a mat; cats and dogs sat.",
@@ -27,7 +20,8 @@ CORPUS = [
 def language_model(tokenizer=None, **changes):
     tokenizer = tokenizers.ByteTokenizer() if tokenizer is None else tokenizer
     preprocessor = models.RoutingTransformerCausalLMPreprocessor(tokenizer)
-    settings = {**SMALL, "vocabulary_size": tokenizer.vocabulary_size(), **changes}
+    settings = {"vocabulary_size": tokenizer.vocabulary_size(), **changes}
+    settings = {**small_models.GENERATING, **settings}
     return small_models.language_model(preprocessor=preprocessor, **settings)
 
 

@@ -13,18 +13,10 @@ from tests.models import small_seq2seq
 from tests.models.small_seq2seq import LOCAL
 from tests.models.small_seq2seq import language_model
 
-ON_JAX = keras.backend.backend() == "jax"
+ON_JAX = small_models.ON_JAX
 INPUTS = small_seq2seq.inputs()
 BUFFER = 8
-# A first layer of local heads, so that repeated tokens do not score alike.
-GENERATING = {
-    "num_encoder_layers": 2,
-    "num_layers": 2,
-    "num_local_only_layers": 1,
-    "num_clusters": 2,
-    "attention_window": 3,
-    "local_block_length": 4,
-}
+TWO_LAYERS = {"num_encoder_layers": 2, "num_layers": 2}
 
 
 def preprocessor(encoder_sequence_length=12, decoder_sequence_length=BUFFER):
@@ -69,7 +61,7 @@ def generate(lm, x, stop_token_ids=None):
 @pytest.fixture(scope="module")
 def greedy():
     """A model, prompts of different lengths, and their greedy continuations."""
-    lm = language_model(seed=3, **GENERATING)
+    lm = language_model(seed=3, **TWO_LAYERS, **small_models.GENERATING)
     lm.compile(sampler="greedy")
     # Behind the prompts the buffer holds other ids, which nothing must see.
     x = small_seq2seq.inputs((12, 9), (1, 3), (12, BUFFER), seed=1)

@@ -7,6 +7,7 @@ import pytest
 from routing_tf import layers
 from routing_tf import models
 from routing_tf.layers.support.keras_internals import layers_inside
+from tests import golden_cases
 from tools import preset_table
 
 ON_JAX = keras.backend.backend() == "jax"
@@ -29,6 +30,13 @@ SETTINGS = {
     "max_relative_position": 10,
     "commitment_weight": 0.5,
     "centroid_decay": 0.9,
+}
+# A first layer of local heads, so that repeated tokens do not score alike.
+GENERATING = {
+    "num_local_only_layers": 1,
+    "num_clusters": 2,
+    "attention_window": 3,
+    "local_block_length": 4,
 }
 
 
@@ -77,6 +85,11 @@ def inputs(lengths=(LENGTH, LENGTH), buffer=LENGTH, seed=0):
         "token_ids": generator.permuted(ids, axis=1)[:, :buffer],
         "padding_mask": np.arange(buffer)[None] < np.array(lengths)[:, None],
     }
+
+
+def output(model, *inputs, **options):
+    """Returns what a model gives for inputs, without its losses."""
+    return golden_cases.run(model, *inputs, **options)[0]
 
 
 def array(x):

@@ -181,25 +181,15 @@ def test_initial_values():
 
 
 def test_residual_scale_of_the_other_initializer():
-    one, scaled = (
-        models.RoutingTransformer(
-            small_models.hyperparameters(
-                num_layers=8, hidden_dim=64, scale_residual_initializer=scale
-            )
-        )
-        for scale in (False, True)
-    )
+    found = []
+    for scale in (False, True):
+        settings = {"num_layers": 8, "scale_residual_initializer": scale}
+        h = small_models.hyperparameters(hidden_dim=64, **settings)
+        variables = models.RoutingTransformer(h).trainable_variables
+        found.append(small_models.arrays(variables))
     for path in ("attention/output_kernel", "feed_forward/output/kernel"):
-        values = [
-            next(
-                small_models.array(v)
-                for v in backbone.trainable_variables
-                if v.path.endswith(f"block_0/{path}")
-            )
-            for backbone in (one, scaled)
-        ]
-        ratio = np.std(values[0]) / np.std(values[1])
-        assert np.isclose(ratio, 4.0, rtol=0.15)
+        plain, scaled = (np.std(weights[f"block_0/{path}"]) for weights in found)
+        assert np.isclose(plain / scaled, 4.0, rtol=0.15)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -265,26 +255,20 @@ def test_inputs_longer_than_the_grid_are_refused():
 def test_a_text_may_end_where_the_grid_does():
     lm = language_model("fixed", "merged", num_layers=1, max_sequence_length=12)
     lm.compile(sampler="greedy")
-    found = []
-    for length in (13, 14):
-        x = {
-            "token_ids": np.zeros((1, length), "int32"),
-            "padding_mask": np.arange(length)[None] < 1,
-        }
-        if length == 14:
-            with pytest.raises(ValueError, match="at most 13.*length=14"):
-                lm.generate(x, stop_token_ids=None)
-            with pytest.raises(ValueError, match="at most 13.*num_tokens=14"):
-                TokenStream(lm, "greedy", 14)
-            continue
-        found.append(np.asarray(lm.generate(x, stop_token_ids=None)["token_ids"][0]))
-        stream = TokenStream(lm, keras_hub.samplers.get("greedy"), length)
-        for given in (1, 11):
-            start = found[0][:given]
-            places = [int(row[0]) for _, row in stream([start.tolist()])]
-            np.testing.assert_array_equal([*start, *places], found[0])
+    x = small_models.inputs((1,), 13)
+    expected = lm.generate(x, stop_token_ids=None)["token_ids"][0]
+    greedy = keras_hub.samplers.get("greedy")
+    stream = TokenStream(lm, greedy, 13)
+    for given in (1, 11):
+        start = expected[:given].tolist()
+        places = [int(row[0]) for _, row in stream([start])]
+        np.testing.assert_array_equal([*start, *places], expected)
+    with pytest.raises(ValueError, match="at most 13.*length=14"):
+        lm.generate(small_models.inputs((1,), 14), stop_token_ids=None)
+    with pytest.raises(ValueError, match="at most 13.*num_tokens=14"):
+        TokenStream(lm, greedy, 14)
     with pytest.raises(ValueError, match="endless stream.*num_factorized_heads=2"):
-        TokenStream(lm, keras_hub.samplers.get("greedy"))
+        TokenStream(lm, greedy)
 
 
 def test_drops_inputs():

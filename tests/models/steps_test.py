@@ -130,9 +130,7 @@ class AskingSampler(keras_hub.samplers.Sampler):
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow", reason="AutoGraph is TensorFlow's"
-)
+@pytest.mark.skipif(small_models.ON_JAX, reason="AutoGraph is TensorFlow's")
 def test_samplers_may_ask_for_values(compiled):
     lm, x = model("token_choice"), small_models.inputs(PROMPTS, LENGTH)
     tokens = []

@@ -10,6 +10,7 @@ import pytest
 from routing_tf import models
 from routing_tf.analysis import Probe
 from routing_tf.analysis import looks
+from routing_tf.analysis.windows import text_window
 from routing_tf.cli import analyse
 from routing_tf.training import evaluation
 from routing_tf.training import loading
@@ -130,9 +131,8 @@ def test_a_model_of_expert_choice_leaks(expert_choice, run):
         assert stack == [share, mean, largest]  # nothing leaks below
         assert 0 < float(share.rstrip("%")) <= 100
         assert 0 < float(mean) < float(largest)
-    assert verdict.startswith(
-        "later tokens reach earlier outputs by block_1 routed_heads: at "
-    )
+    begin = "later tokens reach earlier outputs by block_1 routed_heads: at "
+    assert verdict.startswith(begin)
     share, mean, _ = (cell.rstrip("%") for cell in table["block_1 output"][:3])
     shown = [float(number) for number in re.findall(r"([\d.]+)%", verdict)]
     np.testing.assert_allclose(shown, [float(share), 100 * float(mean)], atol=0.1)
@@ -142,9 +142,8 @@ def test_a_model_of_expert_choice_leaks(expert_choice, run):
 
 
 def test_divergences_and_clusters(expert_choice, run):
-    out = run(
-        "--what=jsd", f"--model_dir={expert_choice}", "--num_runs=2", "--length=32"
-    )
+    options = ["--num_runs=2", "--length=32"]
+    out = run("--what=jsd", f"--model_dir={expert_choice}", *options)
     assert "of 2 runs, each with two random heads on 32 tokens of test" in out
     lines = [re.split(r"\s{2,}", line) for line in out.splitlines()]
     place = lines.index(["layer", "local/local", "local/routed", "routed/routed"])
@@ -176,10 +175,10 @@ def test_maps_of_a_text(token_choice, tmp_path, run):
     files = ["block_0.png", "block_1.png", "block_1_cluster.png"]
     paths = [tmp_path / "new" / "folder" / name for name in files]
     assert all(path.read_bytes().startswith(PNG) for path in paths)
-    ids = np.array([[0, *(byte + 2 for byte in text.encode())]], "int32")
     lm = loading.load_language_model(token_choice)
-    window = {"token_ids": ids, "padding_mask": np.ones_like(ids, "bool")}
-    members = Probe(lm).attention(window)[1].clusters["routed_heads"].members
+    members = (
+        Probe(lm).attention(text_window(lm, text))[1].clusters["routed_heads"].members
+    )
     members = members[0, 1, :, 2]
     assert f"cluster 2: {members.sum()} of 9 tokens: {paths[2]}" in out
 
@@ -187,14 +186,11 @@ def test_maps_of_a_text(token_choice, tmp_path, run):
 def test_reads_of_a_text(shifted, tmp_path, run):
     text = 'one "two"\tone\ntwo one'
     lm = loading.load_language_model(shifted)
-    ids = np.array([[0, *(byte + 2 for byte in text.encode())]], "int32")
-    window = {"token_ids": ids, "padding_mask": np.ones_like(ids, "bool")}
-    weights = Probe(lm).attention(window)[1].maps["routed_heads"][0, 1]
+    weights = Probe(lm).attention(text_window(lm, text))[1].maps["routed_heads"][0, 1]
     token = int(np.flatnonzero(weights.any(axis=-1)[:-1])[-1])
     arguments = [f"--text={text}", "--layer=1", "--head=1", f"--token={token}"]
-    out = run(
-        "--what=reads", f"--model_dir={shifted}", f"--output_dir={tmp_path}", *arguments
-    )
+    arguments += [f"--model_dir={shifted}", f"--output_dir={tmp_path}"]
+    out = run("--what=reads", *arguments)
     rows = [line.split() for line in out.splitlines()]
     assert sum(row[2:3] in (["block_0"], ["block_1"]) for row in rows) == 8
     with open(tmp_path / "reads.tsv", encoding="utf-8", newline="") as file:

@@ -11,13 +11,9 @@ from routing_tf import layers
 from routing_tf import zoo
 from tools import attention_patterns
 
+pytestmark = pytest.mark.usefixtures("eager")  # each layer is called once
 ACCEPTED = ("yes", "same length", "with one round")
 PAGE = pathlib.Path(__file__).parents[1] / "docs/choosing_heads.md"
-
-
-@pytest.fixture(autouse=True)
-def eager_calls(eager):
-    """Each layer is called once."""
 
 
 def exported():

@@ -19,8 +19,6 @@ TEXTS = {
     name: "".join(f" \n = Page {i} = \n \n page {i} of {name} \n" for i in range(size))
     for name, size in (("train", 60), ("valid", 20), ("test", 20))
 }
-
-
 run = functools.partial(command_line.run, datagen)
 
 
@@ -97,22 +95,13 @@ def test_subwords_and_paths_on_the_command_line(tmp_path, monkeypatch, capsys):
     lines = "".join(f"line {i}\n" for i in range(60))
     (tmp_path / "source").write_text(lines)
     (tmp_path / "target").write_bytes(lines.replace("\n", "\r\n").encode())
-    arguments = [
-        "--problem=parallel_files",
-        f"--data_dir={tmp_path / 'data'}",
-        "--problem_option=source_files=source",
-        "--problem_option=target_files=target",
-        "--problem_option=vocabulary=subwords",
-    ]
-    assert not run(*arguments)
+    options = {"source_files": "source", "target_files": "target"}
+    options |= {"vocabulary": "subwords"}
+    arguments = [f"--problem_option={name}={options[name]}" for name in options]
+    data_dir = tmp_path / "data"
+    assert not run("--problem=parallel_files", f"--data_dir={data_dir}", *arguments)
     assert "train: 54 pairs" in capsys.readouterr().out
-    problem = problems.get(
-        "parallel_files",
-        source_files="source",
-        target_files="target",
-        data_dir=tmp_path / "data",
-        vocabulary="subwords",
-    )
+    problem = problems.get("parallel_files", data_dir=data_dir, **options)
     target = problem.pair("train", 3)[1]
     assert problem.tokenizer.detokenize(target) == "line 3"
 

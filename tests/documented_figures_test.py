@@ -71,12 +71,9 @@ def rows_below(heading, page=BENCHMARKS):
     return [[cell.strip() for cell in row] for row in cells]
 
 
-options_of = command_line.parse
-
-
 def recall_of(*arguments):
     record = f"--results={ROOT / 'benchmarks/recall.json'}"
-    return recall.Benchmark(options_of(recall, record, *arguments))
+    return recall.Benchmark(command_line.parse(recall, record, *arguments))
 
 
 @functools.cache
@@ -106,17 +103,21 @@ def values_of(pattern, shift, scope="full", steps=900, files=None, hparams=None)
     return [run["bits_per_byte"][scope] for run in found]
 
 
-def bits(*arguments, spread=True, **settings):
-    """Returns bits per byte as `benchmarks.compare_patterns` prints them, or ""."""
-    values = values_of(*arguments, **settings)
+def shown(values, missing=""):
+    """Returns mean and deviation of values as the benchmarks print them."""
     if not values:
-        return ""
-    more = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 and spread else ""
-    return f"{statistics.mean(values):.3f}{more}"
+        return missing
+    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{spread}"
+
+
+def bits(*arguments, **settings):
+    """Returns bits per byte as `benchmarks.compare_patterns` prints them, or ""."""
+    return shown(values_of(*arguments, **settings))
 
 
 def mean(*arguments, **settings):
-    return bits(*arguments, spread=False, **settings)
+    return bits(*arguments, **settings).partition(" ")[0]
 
 
 def row_of(name):
@@ -129,13 +130,11 @@ def test_feed_forward_layers():
     speeds = {run["pattern"]: run for run in record.find(kind="speed")}
     fastest = speeds["token choice"]["tokens_per_second"]
 
-    def shown(name, steps):
+    def bits_after(name, steps):
         runs = record.find(kind="bits", pattern=name, steps=steps, seed=0)
-        return f"{runs[0]['bits_per_byte']['full']:.3f}" if runs else "-"
+        return shown([run["bits_per_byte"]["full"] for run in runs[:1]], missing="-")
 
-    rows = rows_below(
-        "## What feed-forward layers bring", "docs/experts_and_memories.md"
-    )
+    rows = rows_below("## What feed-forward", "docs/experts_and_memories.md")
     for name, *cells in rows:
         name = name.replace("GEGLU in each block", "token choice")
         speed = speeds[name]["tokens_per_second"]
@@ -143,8 +142,8 @@ def test_feed_forward_layers():
         assert cells == [
             f"{speeds[name]['weights']:,}",
             f"{speed:,}",
-            shown(name, 900),
-            f"{shown(name, steps)}, {steps} steps",
+            bits_after(name, 900),
+            f"{bits_after(name, steps)}, {steps} steps",
         ]
     assert len(rows) == len(speeds)
 
@@ -211,9 +210,8 @@ def test_language():
         pattern, scope = row_of(name)
         shift = int(shift)
         assert cell == bits(pattern, shift, scope), name
-        timed = speeds.find(
-            kind="speed", pattern=pattern, key_shift=shift, hparams=None
-        )
+        keys = {"pattern": pattern, "key_shift": shift, "hparams": None}
+        timed = speeds.find(kind="speed", **keys)
         if scope == "full":
             assert speed == f"{timed[-1]['tokens_per_second']:,}", name
         if any(contexts):
@@ -222,7 +220,7 @@ def test_language():
 
 def context_of(pattern, shift):
     """Returns the cells of a row that `benchmarks.context` prints."""
-    options = options_of(context, "--num_spans=32")
+    options = command_line.parse(context, "--num_spans=32")
     record = compare_patterns.Figures(ROOT / "benchmarks/context.json")
     lengths = sorted(map(int, options.contexts))
     for line in context.table(record, options, lengths)[2:]:
@@ -271,7 +269,7 @@ def test_prose():
 
 def all_patterns():
     record = compare_patterns.Figures(ROOT / "benchmarks/all_patterns.json")
-    return patterns.table(record, options_of(patterns))
+    return patterns.table(record, command_line.parse(patterns))
 
 
 def test_all_patterns():
@@ -458,24 +456,18 @@ def listed(page):
 @pytest.mark.parametrize(
     "module, pages",
     [
-        (layers, ("attention.md", "heads.md", "blocks.md")),
-        (
-            zoo,
-            (
-                *("other_heads.md", "experts_and_memories.md", "downsampling.md"),
-                "recurrence.md",
-            ),
-        ),
-        (models, ("models.md",)),
-        (problems, ("problems.md",)),
-        (tokenizers, ("tokenizers.md",)),
-        (optimizers, ("optimizers.md",)),
+        (layers, "attention heads blocks"),
+        (zoo, "other_heads experts_and_memories downsampling recurrence"),
+        (models, "models"),
+        (problems, "problems"),
+        (tokenizers, "tokenizers"),
+        (optimizers, "optimizers"),
     ],
 )
 def test_the_reference_has_every_public_name(module, pages):
     names = []
-    for page in pages:
-        table, documented = listed(page)
+    for page in pages.split():
+        table, documented = listed(f"{page}.md")
         assert table == documented, page
         names += documented
     public = {

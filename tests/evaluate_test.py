@@ -203,10 +203,7 @@ def test_texts_that_cannot_be_scored(
     "arguments, message",
     [
         ([f"--texts={__file__}", "--problem=digits"], "Received also: --problem"),
-        (
-            [f"--texts={__file__}", "--split=train", "--eval_examples=3"],
-            "Received also: --split, --eval_examples",
-        ),
+        ([f"--texts={__file__}", "--split=test", "--eval_examples=3"], "--split, --ev"),
         (["--num_words=7"], "is for `--texts`"),
         (["--problem=enwik"], "text_files"),
     ],

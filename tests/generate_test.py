@@ -42,15 +42,20 @@ def run(works):
 
 def text_model(path, **changes):
     """Saves a language model whose texts are ASCII, and returns its path."""
-    backbone = models.RoutingTransformer.from_preset(
-        "byte_tiny", **{**SMALL, **changes}
-    )
+    changes = {**SMALL, **changes}
+    backbone = models.RoutingTransformer.from_preset("byte_tiny", **changes)
     lm = models.RoutingTransformerCausalLM(
         backbone, models.RoutingTransformerCausalLMPreprocessor(ByteTokenizer())
     )
+    return save_writer(lm, path)
+
+
+def save_writer(lm, path, end=-100.0):
+    """Makes a model write ASCII, and saves it; `end` is the logit of the end id."""
     small_models.randomize(lm, 0)
     bias = np.full(258, -100.0)
     bias[2 + ord("a") : 2 + ord("z")] = 0
+    bias[1] = end
     lm.logits_dense.bias.assign(bias)
     lm.save(path)
     return path
@@ -290,27 +295,17 @@ def pair_model(tmp_path_factory):
             ByteTokenizer(), encoder_sequence_length=16, decoder_sequence_length=8
         ),
     )
-    small_models.randomize(lm, 0)
-    bias = np.full(258, -100.0)
-    bias[2 + ord("a") : 2 + ord("z")] = 0
-    bias[1] = 0.5
-    lm.logits_dense.bias.assign(bias)
-    path = tmp_path_factory.mktemp("pairs") / "model.keras"
-    lm.save(path)
-    return path
-
-
-SOURCES = ["It was", "a", "night", "the"]
+    return save_writer(lm, tmp_path_factory.mktemp("pairs") / "model.keras", end=0.5)
 
 
 def test_a_model_with_an_encoder(pair_model, tmp_path, run):
     prompts, path = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
-    prompts.write_text("\n".join(SOURCES))
+    prompts.write_text("\n".join(PROMPTS), encoding="utf-8")
     options = [f"--prompt_file={prompts}", "--batch_size=3", f"--output_file={path}"]
     options += ["--sampler=beam", "--num_beams=2"]
     out = run(f"--model_dir={pair_model}", *options)
     sampler = keras_hub.samplers.BeamSampler(num_beams=2)
-    expected = by_generate(pair_model, sampler, SOURCES)
+    expected = by_generate(pair_model, sampler, PROMPTS)
     assert len(set(expected)) > 1
     # The source is no part of what is shown.
     assert out == "".join(
@@ -318,7 +313,7 @@ def test_a_model_with_an_encoder(pair_model, tmp_path, run):
         for number, text in enumerate(expected, 1)
     )
     texts = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [text["prompt"] for text in texts] == SOURCES
+    assert [text["prompt"] for text in texts] == PROMPTS
     assert [text["continuation"] for text in texts] == expected
     for text in texts:
         assert text["tokens"] == len(text["continuation"]) + text["ended"]
@@ -335,9 +330,8 @@ def test_a_model_with_an_encoder(pair_model, tmp_path, run):
     ],
 )
 def test_mistakes_with_an_encoder(pair_model, refused, arguments, message):
-    assert message in refused(
-        generate, f"--model_dir={pair_model}", *arguments, quiet=True
-    )
+    model = f"--model_dir={pair_model}"
+    assert message in refused(generate, model, *arguments, quiet=True)
 
 
 @pytest.fixture(scope="module")
@@ -370,9 +364,8 @@ def test_samples_of_images(images, tmp_path, run):
 def test_completions_of_images(images, tmp_path, run):
     path = tmp_path / "completions.png"
     options = ["--num_given_rows=1", "--num_images=4", "--num_samples=2"]
-    run(
-        f"--model_dir={images}", f"--output_file={path}", *options, "--split=validation"
-    )
+    options += [f"--output_file={path}", "--split=validation"]
+    run(f"--model_dir={images}", *options)
     given, first, second, true = read_picture(path)
     problem = run_config.RunConfig.load(images).make_problem()
     expected = problem.images("validation")[:4, ..., 0]

@@ -70,9 +70,8 @@ def test_all_variables_are_named_once(lm):
     named = run_checkpoints.named_variables(lm)
     assert len(named) == len(lm.weights) + len(lm.optimizer.variables)
     scaled = small_models.language_model()
-    scaled.compile(
-        optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam())
-    )
+    adam = keras.optimizers.Adam()
+    scaled.compile(optimizer=keras.optimizers.LossScaleOptimizer(adam))
     scaled.optimizer.build(scaled.trainable_variables)
     named = run_checkpoints.named_variables(scaled)
     assert len(named) == len(scaled.weights) + len(scaled.optimizer.variables)
@@ -131,10 +130,8 @@ def test_what_a_killed_process_left_is_removed(lm, tmp_path):
     (folder / "step-2_temp" / "part").write_bytes(b"x")
     (folder / "step-2.data-00000-of-00001").write_bytes(b"x")
     save(lm, tmp_path, 3)
-    assert {path.name.partition(".")[0] for path in folder.glob("step-*")} == {
-        "step-1",
-        "step-3",
-    }
+    left = {path.name.partition(".")[0] for path in folder.glob("step-*")}
+    assert left == {"step-1", "step-3"}
 
 
 def test_another_model_is_refused(lm, tmp_path):

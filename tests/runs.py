@@ -12,6 +12,10 @@ HPARAMS = (
     "attention_window=8,local_block_length=8,max_sequence_length=32,batch_tokens=128,"
     "local_relative_positions=false,routed_relative_positions=false,warmup_steps=2"
 )
+PAIRS_HPARAMS = (  # behind others
+    "num_encoder_layers=1,num_clusters=2,attention_window=6,local_block_length=4,"
+    "max_input_length=16,max_sequence_length=12"
+)
 IMAGE_HPARAMS = (
     "num_layers=1,hidden_dim=16,intermediate_dim=16,num_local_heads=1,"
     "image_height=4,image_width=4,num_classes=2,max_sequence_length=16,"

@@ -4,12 +4,12 @@ from routing_tf.generation import display
 from routing_tf.generation import texts
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
+from tests.progress_test import Terminal
 
 
 def test_a_sample_of_subwords_goes_on_behind_its_prompt():
-    tokenizer = SubwordTokenizer(
-        SubwordTokenizer.build_vocabulary(["one fish two fish"], 64)
-    )
+    vocabulary = SubwordTokenizer.build_vocabulary(["one fish two fish"], 64)
+    tokenizer = SubwordTokenizer(vocabulary)
     sample = texts.TextSample(tokenizer, "one fish")
     ids = tokenizer.tokenize("two fish").numpy().tolist()
     assert sample.token_ids[0] == 0
@@ -76,11 +76,6 @@ def test_samples_of_a_prompt_read_it_once():
     assert [each.number for each in samples] == [0, 1, 2]
     assert [each.to_dict()["continuation"] for each in samples] == ["a", "b", "c"]
     assert all(each.prompt == "né" for each in samples)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 def test_control_characters_are_not_shown_on_a_terminal():

@@ -82,11 +82,8 @@ def test_a_run_on_images(tmp_path, run):
         path = tmp_path / f"{name}.png"
         assert f"{name}: {path}" in out
         # Lines of one pixel stand between the images.
-        assert keras.utils.img_to_array(keras.utils.load_img(path)).shape == (
-            8 * (5 * rows - 1),
-            8 * (5 * columns - 1),
-            3,
-        )
+        picture = keras.utils.img_to_array(keras.utils.load_img(path))
+        assert picture.shape == (8 * (5 * rows - 1), 8 * (5 * columns - 1), 3)
     bits = runs.metrics(tmp_path)[-1]["held_out_bits_per_dimension"]
     assert out.splitlines()[-1] == f"held-out bits per dimension: {bits:.4f}"
 
@@ -169,26 +166,16 @@ def test_the_metric_is_that_of_the_problem(tmp_path, run):
     assert "bits" not in (tmp_path / "metrics.jsonl").read_text()
 
 
-PAIRS_HPARAMS = (
-    "num_layers=1,num_encoder_layers=1,hidden_dim=16,intermediate_dim=16,"
-    "num_local_heads=1,num_routed_heads=0,num_clusters=2,attention_window=6,"
-    "local_block_length=4,local_relative_positions=false,"
-    "routed_relative_positions=false,max_input_length=16,max_sequence_length=12,"
-    "batch_tokens=128,warmup_steps=2"
-)
+PAIRS_HPARAMS = f"{HPARAMS},{runs.PAIRS_HPARAMS}"
 SIZES = {"input_length": 16, "sequence_length": 12}
-PAIRS = [
-    "--problem=test_copy",
-    "--hparams_set=byte_tiny",
-    f"--hparams={PAIRS_HPARAMS}",
-    "--eval_examples=4",
-]
+PAIRS = ["--problem=test_copy", "--hparams_set=byte_tiny", "--eval_examples=4"]
 
 
 @pytest.mark.thorough
 def test_a_run_on_pairs_of_texts(tmp_path, run):
     model_dir = f"--model_dir={tmp_path}"
-    out = run(model_dir, *PAIRS, "--train_steps=1", "--sample_bytes=2")
+    options = [f"--hparams={PAIRS_HPARAMS}", "--train_steps=1", "--sample_bytes=2"]
+    out = run(model_dir, *PAIRS, *options)
     assert "data: test_copy: train 216 ids, validation 33 ids" in out
     assert "of them trainable, 1 + 1 layers" in out
     # The longer length decides.
@@ -197,12 +184,8 @@ def test_a_run_on_pairs_of_texts(tmp_path, run):
     text = ByteTokenizer().detokenize(source[:2])
     lines = out.splitlines()
     place = lines.index("--- held-out source")
-    assert lines[place + 1 : place + 5] == [
-        text,
-        "--- its target",
-        text,
-        "--- sampled target",
-    ]
+    shown = [text, "--- its target", text, "--- sampled target"]
+    assert lines[place + 1 : place + 5] == shown
     value = runs.metrics(tmp_path)[-1]["held_out_perplexity_per_token"]
     assert lines[-1] == f"held-out perplexity per token: {value:.4f}"
     config = run_config.RunConfig.load(tmp_path)
@@ -229,14 +212,12 @@ def test_a_model_of_another_kind_is_refused(message, arguments, tmp_path, refuse
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    "steps, beyond", [([], ""), (["--train_steps=3"], ", beyond 3")]
-)
-def test_a_finished_run_is_evaluated_again(steps, beyond, finished, run):
+@pytest.mark.parametrize("steps, more", [([], ""), (["--train_steps=3"], ", beyond 3")])
+def test_a_finished_run_is_evaluated_again(steps, more, finished, run):
     settings = (finished / "run.json").read_text()
     options = ["--eval_examples=4", "--sample_bytes=0", *steps]
     out = run(f"--model_dir={finished}", *options)
-    assert f"already at step 4{beyond}: nothing left to train" in out
+    assert f"already at step 4{more}: nothing left to train" in out
     assert ("training: " in out) == (not steps)
     entries = runs.metrics(finished)
     assert [entry["step"] for entry in entries] == [0, 4, 4]

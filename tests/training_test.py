@@ -24,6 +24,7 @@ from routing_tf.training.engines.step import Report
 from tests import golden_cases
 from tests import runs
 from tests import small_problems as small_problems
+from tests.models import small_models
 from tests.small_problems import interrupted
 from tests.small_problems import press
 
@@ -46,25 +47,22 @@ def text_file(tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def configure(text_file):
-    return lambda **changes: configured(text_file, **changes)
+    """Makes settings and problem of a run on that file."""
 
+    def configure(seed=0, init_checkpoint=None, **changes):
+        options = {"seed": seed, "init_checkpoint": init_checkpoint}
+        options["problem_options"] = {"files": text_file}
+        return run_config.configure("text_files", tiny(**changes), **options)
 
-def configured(text_file, seed=0, init_checkpoint=None, **changes):
-    return run_config.configure(
-        "text_files",
-        tiny(**changes),
-        problem_options={"files": text_file},
-        seed=seed,
-        init_checkpoint=init_checkpoint,
-    )
+    return configure
 
 
 @pytest.fixture(scope="module")
-def finished(text_file, tmp_path_factory):
+def finished(configure, tmp_path_factory):
     """A trainer at the end of a short run; not to be trained on."""
-    config, problem = configured(text_file, train_steps=20)
+    config, problem = configure(train_steps=20)
     trainer = training.Trainer(config, problem, tmp_path_factory.mktemp("finished"))
     trainer.result = trainer.train(
         eval_every=10, eval_examples=4, checkpoint_every=6, log_every=5
@@ -87,6 +85,10 @@ def assert_same_end(one, other):
     ]
     assert len(losses[0]) == 4
     assert losses[0] == losses[1]
+
+
+def assert_same_weights(lm, other):
+    small_models.assert_equal(*(small_models.arrays(x.weights) for x in (lm, other)))
 
 
 class StandInEngine:
@@ -181,9 +183,7 @@ class TestTrainer:
             checkpoints.paths(finished.model_dir, "best")[-1],
         ):
             loaded = loading.load_language_model(source)
-            for one, two in zip(loaded.weights, finished.lm.weights, strict=True):
-                assert one.path == two.path
-                np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
+            assert_same_weights(loaded, finished.lm)
         text = loaded.generate("token", max_length=8)
         assert text.startswith("token")
 
@@ -230,10 +230,9 @@ class TestTrainer:
 
     def test_bad_batches_are_skipped(self, stand_in, tmp_path, capsys):
         trainer = stand_in(bad_steps=(3, 4), train_steps=5)
-        result = trainer.train(
-            eval_every=0, eval_examples=1, log_every=1, on_nan="skip"
-        )
-        assert result is not None and trainer.step == 5
+        options = {"eval_every": 0, "eval_examples": 1, "log_every": 1}
+        assert trainer.train(on_nan="skip", **options) is not None
+        assert trainer.step == 5
         out = capsys.readouterr().out
         assert out.count("WARNING: skipped a step.") == 2
         assert "loss=nan in step 3, on batch 2 of train with seed 0 (epoch 1," in out
@@ -365,14 +364,7 @@ class TestPairs:
     """Models with an encoder."""
 
     def configure(self, **changes):
-        settings = {
-            "num_encoder_layers": 1,
-            "max_input_length": 16,
-            "max_sequence_length": 12,
-            "num_clusters": 2,
-            "attention_window": 5,
-            "local_block_length": 4,
-        }
+        settings = models.hyperparameters.parse_overrides(runs.PAIRS_HPARAMS)
         return run_config.configure("test_copy", tiny(**{**settings, **changes}))
 
     def test_scores_are_those_of_the_logits(self, tmp_path):
@@ -417,13 +409,11 @@ class TestInitCheckpoint:
             config, problem = configure(init_checkpoint=str(source), seed=3)
             trainer = training.Trainer(config, problem, tmp_path / f"run{index}")
             assert trainer.step == int(trainer.lm.optimizer.iterations) == 0
-            for one, two in zip(trainer.lm.weights, finished.lm.weights, strict=True):
-                np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
+            assert_same_weights(trainer.lm, finished.lm)
 
     def test_other_shapes_are_listed(self, finished, configure, tmp_path):
-        config, problem = configure(
-            init_checkpoint=str(finished.model_dir), intermediate_dim=24
-        )
+        source = str(finished.model_dir)
+        config, problem = configure(init_checkpoint=source, intermediate_dim=24)
         with pytest.raises(ValueError, match="3 differences") as error:
             training.Trainer(config, problem, tmp_path)
         message = str(error.value)
@@ -459,9 +449,8 @@ class TestEvaluate:
             assert f"{result.bits:.4f} bits per byte" in text
             assert said in text
         sound = tiny(routing="token_choice")
-        assert "WARNING" not in "\n".join(
-            evaluation.report(problem, "validation", result, sound)
-        )
+        lines = evaluation.report(problem, "validation", result, sound)
+        assert "WARNING" not in "\n".join(lines)
 
 
 class TestWeightDecay:
@@ -499,6 +488,7 @@ class TestWeightDecay:
 
 
 COSINE = {"gradient_clip_norm": 2.0, "warmup_steps": 5, "adam_beta_2": 0.9}
+RELEASE = models.preset_hyperparameters("enwik8_local_cluster8k")
 NOAM = {"learning_rate_schedule": "noam", "learning_rate": 0.2, "warmup_steps": 8}
 
 
@@ -506,11 +496,7 @@ class TestOptimizer:
     @pytest.mark.parametrize(
         "h, train_steps, rates",
         [
-            (
-                models.preset_hyperparameters("enwik8_local_cluster8k"),
-                None,
-                {0: 0.01, 40000: 0.005},
-            ),
+            (RELEASE, None, {0: 0.01, 40000: 0.005}),
             (tiny(**COSINE), 105, {5: 0.02, 55: 0.01, 105: 0.0}),
             # A run may end within the warm-up.
             (tiny(warmup_steps=100), 10, {10: 0.02 / 10}),
@@ -524,8 +510,7 @@ class TestOptimizer:
             assert float(schedule(step)) == pytest.approx(rate, rel=1e-6, abs=1e-9)
 
     def test_settings(self):
-        release = models.preset_hyperparameters("enwik8_local_cluster8k")
-        optimizer = training.make_optimizer(release)
+        optimizer = training.make_optimizer(RELEASE)
         assert isinstance(optimizer, optimizers.Adafactor)
         assert optimizer.global_clipnorm is None
         h = tiny(**COSINE)
@@ -599,9 +584,8 @@ class TestReleaseCheckpoint:
         return settings.replace(**changes)
 
     def test_gives_a_run_its_first_weights(self):
-        lm = models.RoutingTransformerCausalLM(
-            models.RoutingTransformer(self.settings())
-        )
+        backbone = models.RoutingTransformer(self.settings())
+        lm = models.RoutingTransformerCausalLM(backbone)
         loading.initialize(lm, str(self.prefix))
         start = golden_cases.load(f"models/{self.name}.npz").group("var")
         for name, value in models.release.read_variables(lm).items():

@@ -12,7 +12,6 @@ import h5py
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from routing_tf import layers
 from routing_tf import models
@@ -29,6 +28,7 @@ from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers import WordTokenizer
 from routing_tf.training import run_config
 from tests import golden_cases
+from tests.models.checkpoints_test import write_checkpoint
 
 CLASSES = {
     "byte_tiny": models.RoutingTransformerCausalLM,
@@ -206,6 +206,13 @@ def load_preset(originals, tmp_path):
     return load
 
 
+@pytest.fixture
+def trusted(monkeypatch):
+    """The user trusts the other library."""
+    packages = {*safe_loading.PACKAGES, "some_library"}
+    monkeypatch.setattr(safe_loading, "PACKAGES", packages)
+
+
 def putting(path, value):
     """The change that puts a value at a path."""
     return functools.partial(put, path=path, value=value)
@@ -251,12 +258,9 @@ def test_no_place_in_a_preset_runs_code(file, place, marker, load_preset):
             load_preset("byte_tiny", file, putting(place, attack), backbone)
 
 
-def test_packages_that_the_user_names_are_allowed(load_file, tmp_path, monkeypatch):
+def test_packages_that_the_user_names_are_allowed(load_file, tmp_path, trusted):
     touched = tmp_path / "touched"
     attack = attacks(touched)["other library"]
-    monkeypatch.setattr(
-        safe_loading, "PACKAGES", {*safe_loading.PACKAGES, "some_library"}
-    )
     model = load_file("byte_tiny", putting(TOKENIZER, attack))
     assert isinstance(model.preprocessor.tokenizer, WithSideEffect)
     assert touched.exists()
@@ -342,10 +346,7 @@ def test_heads_of_files_have_limits(message, settings):
         safe_loading.check_hyperparameters({"routed_heads": heads}, "a file")
 
 
-def test_a_run_reads_the_heads_that_it_has_written(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        safe_loading, "PACKAGES", {*safe_loading.PACKAGES, "some_library"}
-    )
+def test_a_run_reads_the_heads_that_it_has_written(tmp_path, trusted):
     seed = keras.random.SeedGenerator(3)
     heads = [
         zoo.GlobalHeads(
@@ -459,9 +460,7 @@ LARGE = "must keep to|more (values|blocks) than its|must be|Unknown hyperpara|is
 @pytest.mark.parametrize(
     "name, changes", [(name, each) for name in HOSTILE for each in HOSTILE[name]]
 )
-def test_a_config_needs_no_more_than_its_file_has(
-    name, changes, load_file, load_preset
-):
+def test_a_config_needs_what_its_file_has(name, changes, load_file, load_preset):
     def change(config):
         is_task = "backbone" in config["config"]
         place = config["config"]["backbone"] if is_task else config
@@ -577,9 +576,7 @@ def test_nothing_of_a_refused_model_is_left_behind():
 def test_limits_can_be_raised(originals, monkeypatch):
     for limit in ("max_layers", "max_size", "max_json_bytes", "max_json_depth"):
         monkeypatch.setattr(safe_loading.LIMITS, limit, 1)
-        with assert_refused(
-            f"keep to `routing_tf.files.safe_loading.LIMITS.{limit}`, 1"
-        ):
+        with assert_refused(f"`routing_tf.files.safe_loading.LIMITS.{limit}`, 1"):
             safe_loading.load_keras_file(originals / "digits_small.keras")
         monkeypatch.undo()
     safe_loading.load_keras_file(originals / "digits_small.keras")
@@ -778,16 +775,13 @@ def test_damaged_data_of_a_checkpoint_are_refused(copied):
     ],
 )
 def test_names_and_shapes_of_checkpoints(message, name, shape, tmp_path):
-    path = str(tmp_path / "model.ckpt")
-    names = [f"sparse_transformer/body/{name}"]
-    tf.raw_ops.SaveV2(
-        prefix=path,
-        tensor_names=names,
-        shape_and_slices=[""],
-        tensors=[tf.zeros(shape)],
-    )
+    arrays = {f"sparse_transformer/body/{name}": np.zeros(shape)}
+    path = write_checkpoint(tmp_path / "model.ckpt", arrays)
     with assert_refused(message):
         checkpoints.ReleaseCheckpoint(path)
+
+
+from_release = models.RoutingTransformerCausalLM.from_release_checkpoint
 
 
 @pytest.mark.parametrize(
@@ -801,18 +795,11 @@ def test_names_and_shapes_of_checkpoints(message, name, shape, tmp_path):
 )
 def test_settings_of_a_checkpoint_are_bounded(changes):
     with assert_refused("max_size"):
-        models.RoutingTransformerCausalLM.from_release_checkpoint(
-            RELEASE, hparams={**HPARAMS, **changes}
-        )
+        from_release(RELEASE, hparams={**HPARAMS, **changes})
 
 
 def test_settings_of_a_checkpoint_make_no_larger_model(monkeypatch):
-    monkeypatch.setattr(
-        checkpoints,
-        "hyperparameters_of",
-        lambda *_: models.preset_hyperparameters("pg19_rt_base"),
-    )
+    large = models.preset_hyperparameters("pg19_rt_base")
+    monkeypatch.setattr(checkpoints, "hyperparameters_of", lambda *_: large)
     with assert_refused("more values than its file"):
-        models.RoutingTransformerCausalLM.from_release_checkpoint(
-            RELEASE, hparams=HPARAMS
-        )
+        from_release(RELEASE, hparams=HPARAMS)

@@ -167,17 +167,11 @@ def test_batches_do_not_matter():
             np.testing.assert_allclose(a.largest, b.largest, rtol=1e-3, err_msg=part)
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"num_perturbations": 0}, "`num_perturbations`"),
-        ({"batch_size": 0}, "`batch_size`"),
-    ],
-)
-def test_wrong_numbers(options, message):
+@pytest.mark.parametrize("name", ["num_perturbations", "batch_size"])
+def test_wrong_numbers(name):
     lm = small_cases.language_model(routing="token_choice", num_layers=1)
-    with pytest.raises(ValueError, match=message):
-        find_leaks(lm, small_cases.windows(), **options)
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        find_leaks(lm, small_cases.windows(), **{name: 0})
 
 
 def test_windows_of_one_token():

@@ -1,6 +1,7 @@
 """Tests of scores in one pass, token by token and as a SavedModel."""
 
 import dataclasses
+import types
 
 import keras
 import numpy as np
@@ -96,14 +97,9 @@ def test_near_ties_are_those_at_the_border():
     ],
 )
 def test_refused(changes, message):
-    hyperparameters = small_models.hyperparameters(**changes)
-
-    @dataclasses.dataclass
-    class Model:
-        hyperparameters: object
-
+    lm = types.SimpleNamespace(hyperparameters=small_models.hyperparameters(**changes))
     with pytest.raises(ValueError, match=message):
-        compare_decoding(Model(hyperparameters), problem(), "test")
+        compare_decoding(lm, problem(), "test")
 
 
 def test_lines_for_a_reader():

@@ -42,9 +42,8 @@ def test_against_maps():
         for index in range(2)
         for kinds in ((LOCAL, LOCAL), (LOCAL, ROUTED), (ROUTED, ROUTED))
     ]
-    runs = [
-        small_cases.probe(lm).attention(rows_of(windows, [row])) for row in range(3)
-    ]
+    probe = small_cases.probe(lm)
+    runs = [probe.attention(rows_of(windows, [row])) for row in range(3)]
     for index in range(2):
         for kind in (LOCAL, ROUTED):  # with two heads there is one pair
             expected = [divergence(*run[index].maps[kind][0]) for run in runs]
@@ -61,13 +60,8 @@ def test_a_random_pair():
     lm = small_cases.language_model(routing="token_choice", num_layers=1)
     windows = small_cases.windows(1)
     (attention,) = small_cases.probe(lm).attention(windows)
-    possible = {
-        round(
-            divergence(attention.maps[LOCAL][0, i], attention.maps[ROUTED][0, j])[0], 5
-        )
-        for i in range(2)
-        for j in range(2)
-    }
+    (local,), (routed,) = attention.maps[LOCAL], attention.maps[ROUTED]
+    possible = {round(divergence(a, b)[0], 5) for a in local for b in routed}
     assert len(possible) == 4
     drawn = set()
     for seed in range(8):
@@ -121,14 +115,11 @@ def test_occupancy():
     for kmeans in small_models.kmeans_layers(lm):
         kmeans.counts.assign(generator.random(kmeans.counts.shape))
     _, occupancies = compare(lm, windows, num_runs=5)
-    assert [each.part for each in occupancies] == [
-        "block_0 routed_heads",
-        "block_1 routed_heads",
-    ]
+    parts = [f"block_{index} routed_heads" for index in range(2)]
+    assert [each.part for each in occupancies] == parts
     trained = training.centroid_occupancy(lm)
-    for each, found in zip(
-        occupancies, small_cases.probe(lm).attention(windows), strict=True
-    ):
+    attention = small_cases.probe(lm).attention(windows)
+    for each, found in zip(occupancies, attention, strict=True):
         clusters = found.clusters[ROUTED]
         shares = np.mean(clusters.nearest[..., None] == np.arange(3), axis=(0, 2))
         terms = np.where(shares > 0, shares * np.log(np.maximum(shares, 1e-9)), 0)

@@ -46,9 +46,8 @@ def language_model(**changes):
 
 @functools.cache
 def image_model(**changes):
-    model = models.RoutingImageTransformer(
-        small_models.hyperparameters(**{**IMAGES, **changes})
-    )
+    settings = small_models.hyperparameters(**{**IMAGES, **changes})
+    model = models.RoutingImageTransformer(settings)
     small_models.randomize(model, seed=0)
     return model
 

@@ -14,8 +14,6 @@ from benchmarks import worker
 from tests import command_line
 
 LIBRARY = keras.backend.backend()
-
-
 options = functools.partial(command_line.parse, attention)
 
 

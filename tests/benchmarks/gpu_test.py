@@ -4,32 +4,19 @@ import importlib
 import pathlib
 
 import pytest
-from absl import flags
 
 from benchmarks import attention
 from benchmarks import contenders
 from benchmarks import gpu
 from benchmarks import train_step
+from tests import command_line
 
-# Modules of contests -> what returns the cases of a length.
+# Modules of contests -> what returns the cases of a length and of what is timed.
 CASES = {
-    "benchmarks.attention": lambda length, dtype, options: contenders.attention(
-        length, attention.PASSES[0], dtype, options
-    ),
-    "benchmarks.scaling": lambda length, dtype, options: contenders.scaling(
-        length, attention.PASSES[0], dtype, options
-    ),
-    "benchmarks.train_step": lambda length, dtype, options: train_step.cases_of(
-        length, "train step", dtype, options
-    ),
+    "benchmarks.attention": (contenders.attention, attention.PASSES[0]),
+    "benchmarks.scaling": (contenders.scaling, attention.PASSES[0]),
+    "benchmarks.train_step": (train_step.cases_of, "train step"),
 }
-
-
-def parsed(module, arguments):
-    values = flags.FlagValues()
-    importlib.import_module(module).define_flags(values)
-    assert values([module, *arguments]) == [module]
-    return values
 
 
 @pytest.mark.parametrize("device", ["gpu", "cpu"])
@@ -40,11 +27,12 @@ def test_commands_parse_and_name_contenders(device, part):
             paths = [x for x in arguments if not x.startswith("-")]
             assert paths and all(pathlib.Path(path).exists() for path in paths)
             continue
-        options = parsed(module, arguments)
+        options = command_line.parse(importlib.import_module(module), *arguments)
         if module not in CASES:
             continue
+        cases_of, timed = CASES[module]
         for length in options.lengths:
-            cases = CASES[module](int(length), options.dtypes[0], options)
+            cases = cases_of(int(length), timed, options.dtypes[0], options)
             assert contenders.choose(cases, options.contenders)
             if options.compare != contenders.PACKAGE:
                 assert contenders.choose(cases, [options.compare])

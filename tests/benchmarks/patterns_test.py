@@ -90,9 +90,7 @@ def test_names_in_the_plot_lie_apart():
     names = [Text.get_window_extent(text) for text in axes.texts]
     frame = axes.get_window_extent()
     assert len(names) > 15
-    assert not any(
-        one.overlaps(other) for one, other in itertools.combinations(names, 2)
-    )
-    assert all(
-        frame.contains(*corner) for box in names for corner in (box.min, box.max)
-    )
+    pairs = itertools.combinations(names, 2)
+    assert not any(one.overlaps(other) for one, other in pairs)
+    corners = [corner for box in names for corner in (box.min, box.max)]
+    assert all(frame.contains(*corner) for corner in corners)

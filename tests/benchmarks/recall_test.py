@@ -10,12 +10,9 @@ from benchmarks import recall_data
 from benchmarks import recall_model
 from benchmarks.tasks.task import Examples
 from tests import command_line
-from tests import tracing
 from tools import recall_errors
 
 SIZES = {"length": 32, "pairs": 4, "vocabulary": 64}
-
-
 parse = functools.partial(command_line.parse, recall)
 
 
@@ -122,27 +119,13 @@ QUERIES, KEYS = [[1, 1, 1, 1, 0, 1, 1, 1]], [[0, 1, 0, 1, 1, 1, 1, 1]]
 @pytest.mark.parametrize(
     "queries, keys, key_shift, window, expected",
     [
-        (
-            *(HEADS, HEADS, 1, 2),
-            {
-                "same_cluster": [1.0, 0.5],
-                "pushed_out": [0.5, 1.0],
-                "found_by_any": 0.5,
-                "evenness": [0.954434, 0.543564],
-            },
-        ),
+        (HEADS, HEADS, 1, 2, {"same_cluster": [1.0, 0.5], "pushed_out": [0.5, 1.0]}),
+        (HEADS, HEADS, 1, 2, {"found_by_any": 0.5, "evenness": [0.954434, 0.543564]}),
         (HEADS, HEADS, 1, 3, {"pushed_out": [0.0, 1.0], "found_by_any": 1.0}),
         (READ_TWO, HEADS[:1], 1, 2, {"same_cluster": [1.0], "pushed_out": [1.0]}),
         (READ_TWO, HEADS[:1], 1, 6, {"pushed_out": [0.0], "found_by_any": 1.0}),
-        (
-            *(UNSHIFTED, UNSHIFTED, 0, 2),
-            {
-                "same_cluster": [1.0],
-                "pushed_out": [1.0],
-                "found_by_any": 0.0,
-                "evenness": [0.954434],
-            },
-        ),
+        (UNSHIFTED, UNSHIFTED, 0, 2, {"same_cluster": [1.0], "pushed_out": [1.0]}),
+        (UNSHIFTED, UNSHIFTED, 0, 2, {"found_by_any": 0.0, "evenness": [0.954434]}),
         (UNSHIFTED, UNSHIFTED, 0, 3, {"pushed_out": [0.5], "found_by_any": 0.5}),
         # Pushed out by the other key.
         (QUERIES, KEYS, 1, 1, {"same_cluster": [0.5], "pushed_out": [1.0]}),
@@ -287,12 +270,6 @@ def test_exploring_queries_are_part_of_a_run(results, trained, capsys):
 
 
 SMALL = ("--vocabulary=64", "--batch_size=4", "--width=16", "--key_dim=8")
-
-
-@pytest.fixture
-def eager():
-    with tracing.eager():
-        yield
 
 
 @pytest.mark.parametrize(

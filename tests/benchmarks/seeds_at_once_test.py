@@ -1,7 +1,6 @@
 """All seeds of a model trained at once, and the tables of what was trained so."""
 
 import json
-import statistics
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from tests import command_line
 from tests.command_line import ROOT
 from tests.documented_figures_test import rows_below
+from tests.documented_figures_test import shown
 
 PAGE = "docs/induction.md"
 X = "num_clusters=32,clusters_per_query=2,anchor_weight=0.5,centroid_decay=0.99"
@@ -48,8 +48,6 @@ RECALL_ROWS = {
     "hashed, exploring": ("hashed", 32, {}, 1),
 }
 RECALL_COLUMNS = [(128, 32), (256, 32), (512, 64)]  # length and window
-
-
 SEVERAL = "clusters_per_query=2,anchor_weight=0.5,centroid_decay=0.99,exploring_queries"
 IMAGE_ROWS = {
     "token choice, as in the presets": ("", ""),
@@ -71,13 +69,6 @@ def runs_of(name):
     return json.loads((ROOT / "benchmarks" / name).read_text())["runs"]
 
 
-def shown(values):
-    if not values:
-        return "-"
-    spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.3f}{spread}"
-
-
 def test_the_table_of_language_has_the_figures_of_its_record():
     runs = runs_of("seeds_at_once.json")
     rows = rows_below("| heads | Python, 900 steps", PAGE)
@@ -90,7 +81,7 @@ def test_the_table_of_language_has_the_figures_of_its_record():
                 if run["settings"]["hparams"] in ROWS[name]
                 and (run["settings"]["data"], run["settings"]["steps"]) == (data, steps)
             ]
-            assert cell == shown(found[0] if found else []), (name, data, steps)
+            assert cell == shown(found[0] if found else [], "-"), (name, data, steps)
 
 
 def test_the_table_of_images_has_the_figures_of_its_record():
@@ -131,7 +122,7 @@ def test_the_table_of_recall_has_the_figures_of_its_record():
                 for run in runs
                 if {name: run["settings"].get(name, 0) for name in wanted} == wanted
             ]
-            assert cell == shown(found), (name, length)
+            assert cell == shown(found, "-"), (name, length)
 
 
 @pytest.mark.slow

@@ -23,8 +23,6 @@ from tests import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = "hidden_dim=8,key_dim=8,attention_window=8,local_block_length=4,num_clusters=2"
-
-
 parse = functools.partial(command_line.parse, runner)
 
 
@@ -144,9 +142,8 @@ def test_encoders_answer_once(eager):
     tokens, positions, _, _ = TASKS["listops_256"].examples(2, 0)
     tokens[1] = tokens[0]
     tokens[1, 0] = 11 + tokens[0, 0] % 4  # another operator
-    logits = keras.ops.convert_to_numpy(
-        network.Network(settings).model([tokens, positions])
-    )
+    model = network.Network(settings).model
+    logits = keras.ops.convert_to_numpy(model([tokens, positions]))
     assert logits.shape == (2, 1, 10)
     assert np.abs(logits[0] - logits[1]).max() > 1e-6
 

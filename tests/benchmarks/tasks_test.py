@@ -88,9 +88,7 @@ def test_only_both_parts_of_a_key_tell_its_value():
     examples = make(mqar.compositional, 50, 128, pairs=9, vocabulary=300)
     for tokens, answers in asked(examples):
         triples = list(zip(tokens[:27:3], tokens[1:27:3], tokens[2:27:3]))
-        values = {
-            key: value for *key, value in map(tuple, triples) for key in [(*key,)]
-        }
+        values = {(first, second): value for first, second, value in triples}
         firsts, seconds = (set(part) for part in zip(*values))
         assert set(values) == set(itertools.product(firsts, seconds))
         assert len(firsts) == len(seconds) == 3 and len(set(values.values())) == 9
@@ -133,9 +131,8 @@ def test_training_tells_every_next_token():
 def test_the_share_of_noise():
     tokens = TASKS["mad_noisy"].examples(500, 0).tokens
     assert np.mean(tokens[:, :-1] >= 16) == pytest.approx(0.2 * 62 / 63, abs=0.01)
-    tokens = make(
-        mad.recall, 500, 7, True, vocabulary=32, num_noise=16, noise=0.99
-    ).tokens
+    noisy = {"vocabulary": 32, "num_noise": 16, "noise": 0.99}
+    tokens = make(mad.recall, 500, 7, True, **noisy).tokens
     assert (tokens[:, :6] < 16).any(axis=1).all()
 
 

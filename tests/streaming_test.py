@@ -148,7 +148,7 @@ def test_inputs_that_are_cut():
     h = Hyperparameters(truncate_length=8)
     assert token_stream.cache_length(h, 8)
     for number, received in ((None, "no end"), (9, "9 tokens")):
-        with pytest.raises(ValueError, match=f"length=8. Received: {received}"):
+        with pytest.raises(ValueError, match=f"e_length=8. Received: {received}"):
             token_stream.cache_length(h, number)
 
 

@@ -576,7 +576,8 @@ def test_nothing_of_a_refused_model_is_left_behind():
 def test_limits_can_be_raised(originals, monkeypatch):
     for limit in ("max_layers", "max_size", "max_json_bytes", "max_json_depth"):
         monkeypatch.setattr(safe_loading.LIMITS, limit, 1)
-        with assert_refused(f"`routing_tf.files.safe_loading.LIMITS.{limit}`, 1"):
+        name = f"routing_tf.files.safe_loading.LIMITS.{limit}"
+        with assert_refused(f"keep to `{name}`, 1"):
             safe_loading.load_keras_file(originals / "digits_small.keras")
         monkeypatch.undo()
     safe_loading.load_keras_file(originals / "digits_small.keras")

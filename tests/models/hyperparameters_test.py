@@ -104,8 +104,14 @@ def test_no_such_choice(field, value):
         ("`qk_norm` must be False with flaws", {**FLAWED, "qk_norm": True}),
         ("rotary_positions=True` must come", {**FLAWED, "rotary_positions": True}),
         ("rotary_positions=True` must", {"rotary_positions": True, "key_dim": 3}),
-        ("feed_forward=.*'trained'", {**FLAWED, "feed_forward": "sparse_feed_forward"}),
-        ("None or 4.*=5", {"sparse_projections": True, "value_dim": 5, "key_dim": 4}),
+        (
+            "`feed_forward='sparse_feed_forward'` must come without.*'trained'",
+            {**FLAWED, "feed_forward": "sparse_feed_forward"},
+        ),
+        (
+            "`value_dim` must be None or 4 with `sparse_projections=True`.*=5",
+            {"sparse_projections": True, "value_dim": 5, "key_dim": 4},
+        ),
         ("`local_key_shift=1` must come without", {**FLAWED, "local_key_shift": 1}),
         ("key_value_heads` must be None", {**FLAWED, "num_key_value_heads": 4}),
         ("`compatibility` must be", {"compatibility": {"no_such_flaw": True}}),
@@ -120,7 +126,7 @@ def test_no_such_choice(field, value):
             "num_cluster_strided_heads=0, num_strided_heads=0",
             {"num_local_heads": 0, "num_routed_heads": 0},
         ),
-        ("multiple.*num_strided_heads=1", {"hidden_dim": 64, "num_strided_heads": 1}),
+        ("hidden_dim` must be a multi.*=1", {"hidden_dim": 64, "num_strided_heads": 1}),
         (
             "`num_key_value_heads` must divide.*=2, num_local_heads=3, num_routed",
             {"num_key_value_heads": 2, "num_local_heads": 3, "num_routed_heads": 1},
@@ -198,7 +204,13 @@ def test_replace_names_unknown_fields_and_the_valid_ones():
 
 
 def test_round_trip_through_json():
-    h = Hyperparameters(embedding_dim=7, learning_rate=1 / 3, compatibility="exact")
+    h = Hyperparameters(
+        embedding_dim=7,
+        key_dim=5,
+        truncate_length=11,
+        learning_rate=1 / 3,
+        compatibility="exact_shared_padding",
+    )
     fields = json.loads(json.dumps(h.to_dict()))
     assert list(fields) == hyperparameters.field_names()
     assert Hyperparameters(**fields) == h

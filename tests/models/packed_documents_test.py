@@ -203,7 +203,7 @@ def test_steps_start_anew_with_a_document(positions):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="`segment_ids` cannot be used with"):
+    with pytest.raises(ValueError, match="`segment_ids` cannot be used with `gener"):
         small_models.language_model(**ROUTED).generate(packed())
     lm, x = small_seq2seq.language_model(), packed_pairs()
     with pytest.raises(ValueError, match="`decoder_segment_ids` cannot be used with"):

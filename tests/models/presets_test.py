@@ -189,7 +189,7 @@ SQUARE = {"query_shape": (8, 8)}
         ({"query_shape": (), "memory_flange": ()}, "one or two in an image model"),
         ({"query_shape": (16, 48)}, "one or two in an image model"),
         ({**SQUARE, "memory_flange": (8, 16)}, r"same one on each axis.*=\(8, 16\)"),
-        ({**SQUARE, "memory_flange": (8, 12)}, "must be a multiple of `query_shape`"),
+        ({**SQUARE, "memory_flange": (8, 12)}, "`memory_flange` must be a multiple"),
         ({"optimizer": "sgd"}, "must be those of the release's sets.*'sgd'"),
         ({"initializer": "orthogonal"}, "must be those of.*'orthogonal'"),
     ],

@@ -195,7 +195,7 @@ def test_unsupported_settings(change, message):
         ({"sparsity_strided_num_heads": 2}, "multiple of the number of heads.*8 heads"),
         ({"sparsity_cluster_strided_num_heads": 2}, "multiple of the number.*8 heads"),
         ({"sparsity_cluster_strided_num_heads": 3}, "the release. Received: 3 and 2"),
-        ({"total_key_depth": 20, "total_value_depth": 20}, "`total_key_depth` must"),
+        ({"total_key_depth": 20, "total_value_depth": 20}, "key_depth` must be a"),
         (
             {**NO_HEADS, "local_num_heads": 6, "total_value_depth": 17},
             "`total_value_depth` must be a multiple",

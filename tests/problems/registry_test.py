@@ -125,7 +125,11 @@ PARALLEL = {"source_files": "a", "target_files": "b"}
             {**PARALLEL, "test_source_files": "c"},
             "`test_source_files` and `test_target_files` must both",
         ),
-        ("parallel_files", {**PARALLEL, "vocabulary": "subwords"}, "`data_dir` must"),
+        (
+            "parallel_files",
+            {**PARALLEL, "vocabulary": "subwords"},
+            "`data_dir` must name a folder for the vocabulary",
+        ),
         ("parallel_files", {**PARALLEL, "input_length": 0}, "`input_length` must be a"),
         ("parallel_files", {**PARALLEL, "too_long": "keep"}, "too_long='keep'"),
         ("parallel_files", {**PARALLEL, SHORTEST: 4}, f"{SHORTEST}=4"),

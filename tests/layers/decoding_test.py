@@ -60,7 +60,7 @@ FEW += ("normalised_two_clusters_apart_shifted",)
 FEW += ("prefix_shifted", "hashed_apart", "local", "strided_shifted", "linear_shifted")
 FEW += ("synthesizer_factors", "global", "best_blocks_shifted", "native_sparse")
 FEW += ("convolution_and_window", "luna", "sinkhorn", "rotary_local_shifted")
-FEW += ("rotary_indexed_shifted", "indexed_copies_shifted")
+FEW += ("indexed", "rotary_indexed_shifted", "indexed_copies_shifted")
 
 
 @pytest.mark.parametrize("case", kinds.some(CASES, FEW))
@@ -168,7 +168,7 @@ BLOCKS = {
         cross_attention=reading(),
         norm_position="pre",
     ),
-    "a memory alone": lambda: helpers.block(cross_attention=reading()),
+    "a memory alone": lambda: helpers.block(cross_attention=reading(), memory_dim=5),
     "experts": lambda: helpers.block(
         layers.FullHeads(HEADS), feed_forward=zoo.MixtureOfExperts(3, 5, 4, top_k=2)
     ),
@@ -178,7 +178,8 @@ BLOCKS = {
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_hands_its_caches_on(name):
     block, x = BLOCKS[name](), normal(2, LENGTH, DIM)
-    memory, real = normal(2, 7, DIM, seed=1), helpers.tail_mask(7, 7, 5)
+    depth = 5 if name == "a memory alone" else DIM
+    memory, real = normal(2, 7, depth, seed=1), helpers.tail_mask(7, 7, 5)
     about = {"memory": memory, "memory_mask": real} if block.cross_attention else {}
 
     def both(x, about):
@@ -187,7 +188,8 @@ def test_a_block_hands_its_caches_on(name):
         _, cache = block(x[:, 3:], cache=cache, cache_index=0)  # is forgotten
         first, cache = block(x[:, :-3], cache=cache, cache_index=0)
         second, cache = block(x[:, -3:-2], cache=cache, cache_index=LENGTH - 3)
-        rest, _ = block(x[:, -2:], cache=cache, cache_index=LENGTH - 2)
+        last = ops.convert_to_tensor(LENGTH - 2, "int32")
+        rest, _ = block(x[:, -2:], cache=cache, cache_index=last)
         return expected, ops.concatenate([first, second, rest], axis=1)
 
     golden_cases.assert_close(*called_once(both)(x, about), 1e-5)

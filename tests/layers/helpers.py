@@ -63,13 +63,13 @@ def attention(*groups, key_dim=4, dim=8, axes=1, memory_dim=None, **options):
     return randomized(layers.MixedAttention(groups, key_dim, **options), *shapes)
 
 
-def block(*groups, feed_forward=None, key_dim=4, dim=8, **options):
+def block(*groups, feed_forward=None, key_dim=4, dim=8, memory_dim=None, **options):
     """Returns a block for any lengths, with random weights."""
     attention = None
     if groups:
         attention = layers.MixedAttention(groups, key_dim, kernel_initializer="zeros")
     block = layers.TransformerBlock(attention, feed_forward, **options)
-    memory = (None, None, dim) if block.cross_attention else None
+    memory = (None, None, memory_dim or dim) if block.cross_attention else None
     return randomized(block, (None, None, dim), memory)
 
 

@@ -178,3 +178,12 @@ def test_refuses_calls_without_features():
     x = helpers.normal(1, 2, 6, 4)
     with pytest.raises(ValueError, match="`features` must be given"):
         zoo.IndexedHeads(2)(x, x, x)
+
+
+@pytest.mark.thorough
+def test_steps_beside_a_gate():
+    group = zoo.IndexedHeads(HEADS, 5, **INDEXER)
+    options = {"qk_norm": True, "use_gate": True}
+    attention = helpers.attention(group, key_dim=KEY_DIM, dim=DIM, **options)
+    x = helpers.normal(BATCH, 44, DIM)
+    helpers.assert_pieces_equal_the_whole(attention, x, 4)

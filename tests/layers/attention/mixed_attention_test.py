@@ -310,7 +310,7 @@ SQUARE = ones(12, 12)
 WRONG_CALLS = [
     ((X,), {"attention_mask": ones(2, 12, 12)}, r"attention_mask.shape=\(2, 12, 12\)"),
     # Keras would take it for a matrix of pairs.
-    ((ones(12, 12, DIM),), {"attention_mask": SQUARE}, r"attention_mask.shape=\(12, 1"),
+    ((ones(12, 12, DIM),), {"attention_mask": SQUARE}, r"_mask.shape=\(12, 12\)"),
     ((X, ones(2, 12, 7)), {}, r"built with, 10.*value.shape=\(2, 12, 7\)"),
     ((X, KEYS), {"use_causal_mask": True}, "use_causal_mask.*lengths 12 and 8"),
     ((X, KEYS[:1]), {}, "same batch size. Received: 2 and 1"),

@@ -23,6 +23,7 @@ def test_embedding_looks_up_rows():
     assert (table.path, tuple(table.shape)) == ("embedding/embeddings", (5, 3))
     output, _ = golden_cases.run(layer, IDS)
     np.testing.assert_array_equal(output, golden_cases.to_numpy(table)[IDS])
+    assert layer(keras.Input((4,), dtype="int32")).shape == (None, 4, 3)
 
 
 def test_embedding_casts_the_rows_and_not_the_table():

@@ -22,7 +22,7 @@ sliding = functools.partial(layers.SlidingHeads, HEADS, 0)
 MADE = [
     (rectangles, {"dilation": 3}, "`dilation` .*=3 with block_shape"),
     *(
-        (rectangles, {"memory_block_shape": memory}, r"`memory_block_shape`.*\(2, 2\)")
+        (rectangles, {"memory_block_shape": memory}, r"`memory_block.*_shape=\(2, 2\)")
         for memory in ((2,), (2, 3))
     ),
     (three, {"arrangement": "separate"}, "`num_heads`.*even.*Received: num_heads=3"),
@@ -76,7 +76,7 @@ def blocks(shape, memory=None, **options):
 # Heads, the length of the memory, and what else they are called with.
 CALLED = [
     (lambda: blocks((4,), (8,)), 12, {}, "length 12 in blocks of 4, value length 12"),
-    (lambda: blocks((5,), (4,)), 12, CAUSAL, r"`memory_block_shape` .*\(4,\) .*5"),
+    (lambda: blocks((5,), (4,)), 12, CAUSAL, r"`memory_block_.*=\(4,\) with .*5"),
     (
         *(lambda: blocks((4,), (4,)), 6, {}),
         "(?s)same number of blocks.*length 12 in blocks of 4.*length 6.*of 4",

@@ -34,6 +34,26 @@ def some_mask():
     return mask
 
 
+@pytest.mark.parametrize(
+    "limit, shape", [(3, (2, 3, QUERIES, KEYS)), (30, (2, 1, 1, KEYS))]
+)
+def test_distances_may_follow_no_order(limit, shape):
+    layer = built_layer(max_relative_position=limit)
+    helpers.randomize(layer)
+    bias = helpers.normal(2, 3, QUERIES, KEYS, seed=4)
+    distances = np.random.default_rng(5).integers(-8, 9, size=shape).astype("int32")
+    about = {"attention_mask": some_mask(), "bias": bias, "distances": distances}
+    tables = helpers.relative_tables(layer)
+    apart = np.broadcast_to(distances, bias.shape)
+    expected, _ = helpers.dense_attention(*inputs(), some_mask(), bias, tables, apart)
+    output, _ = golden_cases.run(layer, *inputs(), **about)
+    golden_cases.assert_close(output, expected, 1e-5)
+    # Without relative positions they have no influence.
+    expected, _ = helpers.dense_attention(*inputs(), some_mask(), bias)
+    output, _ = golden_cases.run(built_layer(), *inputs(), **about)
+    golden_cases.assert_close(output, expected, 1e-5)
+
+
 def test_distances_that_are_given_count_as_those_in_the_order_of_slots():
     """For outputs and the gradients of queries, keys, values and both tables."""
     i, j = np.ogrid[:QUERIES, :KEYS]

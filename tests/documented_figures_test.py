@@ -272,6 +272,21 @@ def all_patterns():
     return patterns.table(record, command_line.parse(patterns))
 
 
+def test_sentences_of_settings_on_the_addresses():
+    page, tokens = read("docs/induction.md"), "token choice"
+    several = "num_clusters=64,clusters_per_query=4,anchor_weight=0.5"
+    several += ",centroid_decay=0.99"
+    for pattern, hparams in (
+        ("local", "qk_norm=true"),
+        (tokens, f"{several},qk_norm=true"),
+        ("local", "use_gate=true"),
+        (tokens, f"use_gate=true,{several}"),
+        (tokens, f"attention_window=128,{several}"),
+    ):
+        expected = bits(pattern, 1, files=ADDRESSES, hparams=hparams)
+        assert expected and expected in page, hparams
+
+
 def test_all_patterns():
     assert "\n".join(all_patterns()) in (ROOT / BENCHMARKS).read_text()
 

@@ -32,6 +32,9 @@ ROOT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = "docs/benchmarks.md"
 ADAM = "optimizer=adam,learning_rate=0.004"
 RELATIVE = f"{ADAM},routed_relative_positions=true"
+SEVERAL_CLUSTERS = (
+    "num_clusters=64,clusters_per_query=4,anchor_weight=0.5,centroid_decay=0.99"
+)
 WIKITEXT, ADDRESSES = "valid.txt,test.txt", "sotu.txt"
 # What the tables call the patterns, as `(pattern, routing scope)` of the records.
 ROWS = {
@@ -272,19 +275,31 @@ def all_patterns():
     return patterns.table(record, command_line.parse(patterns))
 
 
-def test_sentences_of_settings_on_the_addresses():
-    page, tokens = read("docs/induction.md"), "token choice"
-    several = "num_clusters=64,clusters_per_query=4,anchor_weight=0.5"
-    several += ",centroid_decay=0.99"
+def test_language_with_a_norm_of_queries_and_keys():
+    page, tokens, several = "docs/induction.md", "token choice", SEVERAL_CLUSTERS
+    rows = {
+        "full": ("full", "qk_norm=true"),
+        "local": ("local", "qk_norm=true"),
+        "hashed, 32 buckets": ("hashed", "num_clusters=32,qk_norm=true"),
+        "token choice, as in the main job": (tokens, "qk_norm=true"),
+        "token choice, 64 clusters, three settings, 4 clusters per query": (
+            *(tokens, f"{several},qk_norm=true"),
+        ),
+    }
+    found = rows_below("| heads, with `qk_norm=true`", page)
+    assert [name for name, *_ in found] == list(rows)
+    for name, *cells in found:
+        pattern, hparams = rows[name]
+        for cell, files in zip(cells, (None, ADDRESSES), strict=True):
+            values = values_of(pattern, 1, files=files, hparams=hparams)
+            assert cell == shown(values, "-"), (name, files)
     for pattern, hparams in (
-        ("local", "qk_norm=true"),
-        (tokens, f"{several},qk_norm=true"),
         ("local", "use_gate=true"),
         (tokens, f"use_gate=true,{several}"),
         (tokens, f"attention_window=128,{several}"),
     ):
-        expected = bits(pattern, 1, files=ADDRESSES, hparams=hparams)
-        assert expected and expected in page, hparams
+        values = values_of(pattern, 1, files=ADDRESSES, hparams=hparams)
+        assert shown(values, "not run") in read(page), hparams
 
 
 def test_all_patterns():
@@ -387,6 +402,7 @@ def test_sentences_of_the_readme():
     names = "token choice", "local", "full"
     routed, local, full = (mean(name, 1) for name in names)
     later = [mean(name, 1, steps=9000) for name in ("full", "token choice")]
+    by_norm = [mean(name, 1, hparams="qk_norm=true") for name in (names[0], names[2])]
     times = {row[0]: row for row in rows_below("### Decoding")}
     cached = times["cache token choice (TensorFlow graph)"]
     dense = times["cache dense (TensorFlow graph)"]
@@ -394,9 +410,10 @@ def test_sentences_of_the_readme():
         f"predicts {large['token choice']} of the values. With local heads in that "
         f"layer it predicts {large['local']}, and with full attention {large['full']}.",
         f"one head then predicts {taught}, and a hashed head that explores {hashed}.",
-        f"reaches {routed} bits per byte after 900 steps, with local heads {local} and "
-        f"with full attention {full}. After 9,000 steps full attention is ahead, with "
-        f"{later[0]} against {later[1]}.",
+        f"reaches {routed} bits per byte in 900 steps, local heads {local}, full "
+        f"attention {full}; with",
+        f"it is {by_norm[0]} against {by_norm[1]}. After 9,000 steps without it full "
+        f"attention is ahead, {later[0]} against {later[1]}.",
         f"takes {cached[1]} with 1,024 tokens of context and {cached[3]} with 65,536. "
         f"With full attention it takes {dense[1]} and {dense[3]}.",
     ):

@@ -47,8 +47,9 @@ class InducedHeads(HeadGroup):
     by which points read tokens. Maps show the weights of tokens through the points.
 
     Raises:
-        ValueError: if `num_points` is not a positive integer, or an argument has no
-            meaning or `HeadGroup` refuses it; when called, with a causal mask.
+        ValueError: if `num_points` is not a positive integer, `use_layer_norm` is not a
+            boolean, or an argument has no meaning or `HeadGroup` refuses it; when
+            called, with a causal mask.
 
     Example:
 

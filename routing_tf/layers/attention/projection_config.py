@@ -45,7 +45,7 @@ class ProjectionConfig(Settings):
 
     Raises:
         ValueError: if an initializer, a regularizer or a constraint is unknown, or
-            `use_gate` is not a boolean.
+            another setting is not a boolean.
     """
 
     use_bias: bool = False

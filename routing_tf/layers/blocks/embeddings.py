@@ -44,7 +44,8 @@ class TokenEmbedding(ConfiguredLayer):
         `<float>[batch, length, embedding_dim]`.
 
     Raises:
-        ValueError: if `vocabulary_size` or `embedding_dim` is not a positive integer.
+        ValueError: if `vocabulary_size` or `embedding_dim` is not a positive integer,
+            `scale` is not a boolean, or the initializer is unknown.
 
     Example:
 
@@ -211,8 +212,9 @@ class GridEmbedding(ConfiguredLayer):
         `<float>[batch, length, dim]`.
 
     Raises:
-        ValueError: if `grid_shape` is not a tuple of positive integers; when called, if
-            `inputs` are longer than the grid.
+        ValueError: if `grid_shape` is not a tuple of positive integers, `restart` is
+            not a boolean, or the initializer is unknown; when called, if `inputs` are
+            longer than the grid.
 
     Example:
 
@@ -312,7 +314,8 @@ class TokenDropout(ConfiguredLayer):
         Tensor of the shape and type of `token_ids`.
 
     Raises:
-        ValueError: if `rate` is not in [0, 1).
+        ValueError: if `rate` is not in [0, 1), or `seed` is neither None nor an integer
+            of at least 0.
 
     Example:
 

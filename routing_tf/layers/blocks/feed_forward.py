@@ -41,8 +41,8 @@ class FeedForward(ConfiguredLayer):
         `<float>[batch, length, dim]`.
 
     Raises:
-        ValueError: if `intermediate_dim` is not a positive integer, `activation` is
-            unknown, or `dropout` is not in [0, 1).
+        ValueError: if `intermediate_dim` is not a positive integer, `activation` or an
+            initializer is unknown, or `dropout` is not in [0, 1).
 
     Example:
 

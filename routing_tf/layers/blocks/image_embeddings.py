@@ -50,9 +50,9 @@ class SubpixelEmbedding(ConfiguredLayer):
         `<float>[batch, height, width * channels, embedding_dim]`.
 
     Raises:
-        ValueError: if a size is not a positive integer, or `coordinate_embeddings` come
-            without `position_embeddings`; when built, if blocks do not divide the
-            image.
+        ValueError: if a size is not a positive integer, an initializer is unknown, or
+            `coordinate_embeddings` come without `position_embeddings`; when built, if
+            blocks do not divide the image.
 
     Example:
 

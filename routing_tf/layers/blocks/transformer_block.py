@@ -149,9 +149,10 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         cache with the tokens of `inputs`.
 
     Raises:
-        ValueError: if `norm_position` is unknown or `dropout` is not in [0, 1); when
-            called, if only one of the memory and `cross_attention` is given, or only
-            one of the segments of `inputs` and of the memory.
+        ValueError: if a part is no layer, `norm_position` is unknown, `dropout` is not
+            in [0, 1), or another setting is not a boolean; when called, if only one of
+            the memory and `cross_attention` is given, or only one of the segments of
+            `inputs` and of the memory.
 
     Example:
 

@@ -40,7 +40,8 @@ class RelativePosition(ConfiguredLayer):
     `value_sums_at` if distances are not differences of slots.
 
     Raises:
-        ValueError: if `max_relative_position` is not a positive integer.
+        ValueError: if `max_relative_position` is not a positive integer, or an
+            initializer is unknown.
 
     Example:
 

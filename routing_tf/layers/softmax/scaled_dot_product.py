@@ -98,10 +98,11 @@ class ScaledDotProduct(ConfiguredLayer):
 
     Raises:
         ValueError: if `dropout` is not in [0, 1), `max_relative_position` is neither
-            None nor a positive integer, `logit_soft_cap` is not a positive number, or
-            `attention_implementation` is none of the above; when called, if `"cudnn"`
-            or `"xla"` cannot compute the attention. (`"splash"` raises it in heads with
-            clusters, and is `"plain"` here.)
+            None nor a positive integer, `logit_soft_cap` is not a positive number,
+            `seed` is neither None nor an integer of at least 0, an initializer is
+            unknown, or `attention_implementation` is none of the above; when called, if
+            `"cudnn"` or `"xla"` cannot compute the attention. (`"splash"` raises it in
+            heads with clusters, and is `"plain"` here.)
 
     Example:
 

@@ -161,7 +161,7 @@ class TokenFuser(keras.layers.Layer):
         `<float>[batch, length, dim]`, to be added to `inputs`, without a mask.
 
     Raises:
-        ValueError: if `dropout` is out of its range; when called, if one of the two
+        ValueError: if an argument is out of its range; when called, if one of the two
             does not have three axes, or the number of tokens is unknown.
 
     Example: see `TokenLearner`.

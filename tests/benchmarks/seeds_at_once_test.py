@@ -97,8 +97,8 @@ def test_the_table_of_images_has_the_figures_of_its_record():
     names = "token choice, as in the presets", "local", "full"
     routed, local, full = (rows[name][1].partition(" ")[0] for name in names)
     assert (
-        f"reaches {routed} bits per dimension, with local heads {local} and with full "
-        f"attention {full}."
+        f"take {routed} bits per dimension, with local heads {local}, full attention "
+        f"{full}."
     ) in " ".join((ROOT / "README.md").read_text().split())
 
 

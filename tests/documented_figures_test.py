@@ -303,6 +303,8 @@ def test_language_with_a_norm_of_queries_and_keys():
         ("local", "use_gate=true"),
         (tokens, f"use_gate=true,{several}"),
         (tokens, f"attention_window=128,{several}"),
+        (tokens, f"{several},num_local_heads=4,num_routed_heads=2"),
+        ("local", None),
     ):
         values = values_of(pattern, 1, files=ADDRESSES, hparams=hparams)
         assert shown(values, "not run") in read(page), hparams

@@ -282,10 +282,8 @@ def test_language_with_a_norm_of_queries_and_keys():
         "local": ("local", "qk_norm=true"),
         "hashed, 32 buckets": ("hashed", "num_clusters=32,qk_norm=true"),
         **{
-            f"token choice, {number} clusters": (
-                *(tokens, f"qk_norm=true,num_clusters={number}"),
-            )
-            for number in (8, 32, 64)
+            f"token choice, {n} clusters": (tokens, f"qk_norm=true,num_clusters={n}")
+            for n in (8, 32, 64)
         },
         "token choice, as in the main job (16 clusters)": (tokens, "qk_norm=true"),
         "token choice, 64 clusters, three settings, 4 clusters per query": (
@@ -299,17 +297,22 @@ def test_language_with_a_norm_of_queries_and_keys():
         for cell, files in zip(cells, (None, ADDRESSES), strict=True):
             values = values_of(pattern, 1, files=files, hparams=hparams)
             assert cell == shown(values, "-"), (name, files)
+    longer = shown(values_of(tokens, 1, steps=954), "not run")
+    assert f"gain as much: {longer}." in read(page)
+
+
+def test_sentences_of_settings_on_the_addresses():
+    tokens, several = "token choice", SEVERAL_CLUSTERS
     for pattern, hparams in (
+        ("local", None),
+        (tokens, None),
+        (tokens, f"{several},num_local_heads=4,num_routed_heads=2"),
         ("local", "use_gate=true"),
         (tokens, f"use_gate=true,{several}"),
         (tokens, f"attention_window=128,{several}"),
-        (tokens, f"{several},num_local_heads=4,num_routed_heads=2"),
-        ("local", None),
     ):
         values = values_of(pattern, 1, files=ADDRESSES, hparams=hparams)
-        assert shown(values, "not run") in read(page), hparams
-    longer = shown(values_of(tokens, 1, steps=954), "not run")
-    assert f"gain as much: {longer}." in read(page)
+        assert shown(values, "not run") in read("docs/induction.md"), hparams
 
 
 def test_all_patterns():

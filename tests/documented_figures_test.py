@@ -303,16 +303,22 @@ def test_language_with_a_norm_of_queries_and_keys():
 
 def test_sentences_of_settings_on_the_addresses():
     tokens, several = "token choice", SEVERAL_CLUSTERS
+    fewer = f"{several},num_local_heads=4,num_routed_heads=2"
     for pattern, hparams in (
         ("local", None),
         (tokens, None),
-        (tokens, f"{several},num_local_heads=4,num_routed_heads=2"),
+        (tokens, fewer),
         ("local", "use_gate=true"),
         (tokens, f"use_gate=true,{several}"),
         (tokens, f"attention_window=128,{several}"),
     ):
         values = values_of(pattern, 1, files=ADDRESSES, hparams=hparams)
         assert shown(values, "not run") in read("docs/induction.md"), hparams
+    uneven = f"{fewer},balance_rate=0,revive_centroids_after=20"
+    first, *_ = values_of(tokens, 1, files=ADDRESSES, hparams=fewer)
+    (other,) = values_of(tokens, 1, files=ADDRESSES, hparams=uneven)
+    sentence = f"its first seed has {other:.3f} in place of {first:.3f}."
+    assert sentence in read("docs/induction.md")
 
 
 def test_all_patterns():

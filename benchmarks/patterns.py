@@ -47,15 +47,14 @@ RECALL = {
     "vocabulary": 512,
     "batch_size": 64,
     "width": 64,
-    "num_heads": 1,
     "key_dim": 64,
 }
 TOO_LARGE, TOO_LONG = "too large", "too long"
 
 
 def recall(row, options):
-    """Returns the accuracy of recall; None without a causal form for one head."""
-    if row in (*pattern_heads.NOT_CAUSAL, *pattern_heads.OF_TWO_HEADS):
+    """Returns the accuracy of recall; None for a pattern without a causal form."""
+    if row in pattern_heads.NOT_CAUSAL:
         return None
     is_routed = row in pattern_heads.ROUTED
     settings = recall_data.Settings(
@@ -63,6 +62,7 @@ def recall(row, options):
         key_shift=pattern_heads.key_shift_of(row),
         options={"balance_rate": pattern_heads.BALANCE_RATE} if is_routed else {},
         synonyms=1,
+        num_heads=1 + (row in pattern_heads.OF_TWO_HEADS),
         **RECALL,
     )
     return recall_model.train(settings, eval_every=RECALL["steps"])["accuracy"]

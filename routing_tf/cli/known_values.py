@@ -205,6 +205,7 @@ PATTERNS = (
     "clustered_queries",
     "compressed",
     "etc",
+    "fixed",
     "global_tokens",
     "indexed",
     "induced",
@@ -221,6 +222,8 @@ PATTERNS = (
     "random_synthesizer",
     "reformer",
     "sinkhorn",
+    "sliding",
+    "strided",
     "synthesizer",
 )
 

@@ -157,12 +157,12 @@ class RoutedHeadsConfig:
             baseline. None: token choice in decoders, expert choice elsewhere. Also a
             pattern of another system, whose sizes follow from `attention_window`:
             `"axial"` (of images), `"bigbird"`, `"block_top_k"`, `"compressed"`,
-            `"etc"`, `"global_tokens"`, `"indexed"`, `"linear"`, `"long_short"`,
-            `"longformer"`, `"luna"`, `"native_sparse"`, `"performer"`,
-            `"random_blocks"`, `"random_features"`, `"random_synthesizer"`,
-            `"reformer"`, `"sinkhorn"` or `"synthesizer"`. Attention to an encoder's
-            output is hashed, random or full if `routing` is, and expert choice
-            otherwise.
+            `"etc"`, `"fixed"`, `"global_tokens"`, `"indexed"`, `"linear"`,
+            `"long_short"`, `"longformer"`, `"luna"`, `"native_sparse"`,
+            `"performer"`, `"random_blocks"`, `"random_features"`,
+            `"random_synthesizer"`, `"reformer"`, `"sinkhorn"`, `"sliding"`,
+            `"strided"` or `"synthesizer"`. Attention to an encoder's output is hashed,
+            random or full if `routing` is, and expert choice otherwise.
         routed_heads: heads of any pattern and sizes in place of those of `routing`, in
             a decoder's self-attention. In Python, `num_routed_heads` heads: a
             `HeadGroup`, what `keras.saving.serialize_keras_object` makes of it, or a

@@ -1,7 +1,6 @@
 """The field's own tests, with the figures of others beside ours.
 
     python -m benchmarks.tasks --only=mqar_64x4 --patterns=full,local,token_choice
-    python -m benchmarks.tasks --only='mad_*' --hparams=train_steps=2000
     python -m benchmarks.tasks --print_only
 
 Trains patterns of heads on tasks that others have published, and scores them. Finished
@@ -40,6 +39,7 @@ MAIN = [
     *("selective_copying_*", "induction_*", "needles_*", "phonebook_*", "listops_*"),
 ]
 PATTERNS = ["full", LOCAL, "token_choice"]
+SEEN = {"full": "all", "linear": "sums over all"}  # others: a number of tokens
 MOST_CACHE_BYTES = 2**32
 
 
@@ -151,8 +151,8 @@ class Benchmark:
         for task, own in self.rows.items():
             for settings in own:
                 rows += self._cells(settings)
-            for system, score, source in TASKS[task].published:
-                rows.append([task, f"{system} (published)", score, source])
+            peers = TASKS[task].published if self.options.peers else ()
+            rows += [[task, f"{x} (published)", *others] for x, *others in peers]
         return record.table(["task", "heads", "score", "with"], rows)
 
     def _cells(self, row):
@@ -208,7 +208,7 @@ def title(settings):
 def budget(settings, runs):
     """Returns what a row was trained with, in words."""
     h, task = settings.hyperparameters, settings.of_task
-    seen = "all" if settings.pattern == "full" else f"{h.attention_window:,}"
+    seen = SEEN.get(settings.pattern, f"{h.attention_window:,}")
     steps = sorted({run["steps"] for run in runs} or {h.train_steps})
     shown = " to ".join(dict.fromkeys(f"{n:,}" for n in (steps[0], steps[-1])))
     return (
@@ -242,6 +242,7 @@ FLAGS = (
     (flags.DEFINE_string, "output", "benchmarks/tasks/runs.json", "File of all runs."),
     (flags.DEFINE_string, "runs_dir", "runs/tasks", "Folder of trained weights."),
     (flags.DEFINE_string, "plot", None, "Plot of contexts to write: .png, .svg, .pdf."),
+    (flags.DEFINE_bool, "peers", True, "Whether to print what others published."),
     (flags.DEFINE_bool, "print_only", False, "Whether nothing is trained."),
 )
 

@@ -15,16 +15,16 @@ from benchmarks.tasks.task import draw_distinct
 from benchmarks.tasks.task import published
 
 CONTENT, LETTERS = 16, 16  # tokens to copy, and how many different tokens there are
-MAMBA = "Mamba (arXiv 2312.00752), width 64, Table"
+MAMBA = "Mamba (arXiv 2312.00752), Table"
 COPIED = published(
     "S4 without gate: .183; S6 without gate: .970; H3 with S4: .570; H3 with Hyena: "
     ".301; H3 with S6: .997; Mamba with S4: .564; Mamba with Hyena: .284; Mamba: .998",
-    f"{MAMBA} 1: 4,096 + 16 tokens, 400,000 steps of 64",
+    f"{MAMBA} 1: width 64, 4,096 + 16 tokens, 400,000 steps of 64",
 )
 INDUCED = published(
     "Mamba: 1.00 up to 1,048,576 tokens; full attention: fails beyond about 512 tokens "
     "with absolute, rotary and xPos positions, too large beyond 16,384",
-    f"{MAMBA} 11: 204,800 steps of 8",
+    f"{MAMBA} 11; Mamba has width 64 and 204,800 steps of 8",
 )
 
 

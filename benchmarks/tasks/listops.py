@@ -1,8 +1,8 @@
 """ListOps of the Long Range Arena: the value of a nested expression, by an encoder.
 
 The public table has known faults: untrained models reach 17 %, the share of the most
-frequent value; its local attention looks at every 41st token rather than at neighbours,
-and a part of the data could not be solved when the table was made.
+frequent value; by our reading of the code, its local attention looks at every 41st
+token rather than at neighbours; and the data could not be solved when it was made.
 
 Reference: google-research/long-range-arena (arXiv 2011.04006), `data/listops.py`; the
 model and training of mlpen/Nystromformer, `LRA/code/lra_config.py`.
@@ -24,7 +24,7 @@ FIRST_OPERATOR, CLOSE, VOCABULARY = 11, 15, 16
 ARENA = "Long Range Arena (arXiv 2011.04006), and the papers of Luna and S4"
 PUBLISHED = published(
     "Transformer: .3637; Reformer: .3727; Sinkhorn: .3367; Sparse Transformer: .1707; "
-    "Longformer: .3563; BigBird: .3605; local attention, every 41st token: .1582; "
+    "Longformer: .3563; BigBird: .3605; local attention: .1582; "
     "Luna-256: .3725; S4: .5960",
     ARENA,
 )

@@ -26,7 +26,7 @@ MODEL = (
 )
 RERUN = (
     "HassanJbara/lin-attn-bench, branch mad: mean over MAD's settings of this task, "
-    "best of 6 runs of 20,000 steps of 128 each, width 128"
+    "best of 6 runs of 200 passes each (20,000 steps of 128), width 128"
 )
 COLUMNS = ("compression", "fuzzy", "recall", "memorization", "noisy", "copying")
 PEERS = (

@@ -218,6 +218,7 @@ def test_noise_is_seeded_and_only_in_training(name):
         np.testing.assert_array_equal(a, c)
 
 
+leaking = partial(experts, capacity=8, top_k=2, places="by_choice")
 DROPOUT = {"dropout": 0.1}
 SEEDED = {**DROPOUT, **SEED}
 # JAX takes long to compile it.
@@ -277,8 +278,43 @@ def test_short_outputs_have_the_mask_of_embeddings():
     golden_cases.assert_close(found, padded, 1e-5)
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() == "torch", reason="Keras multiplies no integers there"
+)
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
+@pytest.mark.parametrize(
+    "name",
+    ["causal, routed", "funnel", "sparse", "learner", "block, memory", "recurrent"],
+)
+def test_quantized_files_load(name, tmp_path):
+    x = helpers.normal(BATCH, LENGTH, DIM)
+    model = keras.Sequential([CASES[name]()])
+    model(x)
+    model.quantize("int8")
+    assert any("int8" in weight.dtype for weight in model.weights)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for actual, expected in zip(loaded.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(*map(golden_cases.to_numpy, (actual, expected)))
+    expected = keras.tree.map_structure(golden_cases.to_numpy, model(x))
+    actual = keras.tree.map_structure(golden_cases.to_numpy, loaded(x))
+    keras.tree.map_structure(np.testing.assert_array_equal, actual, expected)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(leaking, places="by_probability"),
+        partial(compressive, compression="max_pooling"),
+    ],
+)
+def test_empty_batches(make):
+    layer, x = make(), helpers.normal(BATCH, 20, DIM)
+    layer(x)
+    assert keras.tree.flatten(layer(x[:0]))[0].shape == (0, 20, DIM)
+
+
 X, SHAPE = np.ones((2, 3, DIM), "float32"), (None, None, DIM)
-leaking = partial(experts, capacity=8, top_k=2, places="by_choice")
 
 
 @pytest.mark.parametrize(

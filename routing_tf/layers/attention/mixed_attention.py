@@ -136,7 +136,7 @@ class MixedAttention(Projections):
         the output, and the cache with the tokens of `query`.
 
     The layer passes the Keras mask of `query` on. `enable_lora` adapts projections.
-    `quantize` changes only `Dense` layers, not the projections of this layer.
+    `quantize` of a model changes them as it does `Dense` layers.
 
     Raises:
         ValueError: if a size is not a positive integer, or `head_groups` is empty,

@@ -3,7 +3,6 @@
 import dataclasses
 from functools import partial
 
-import keras
 from keras import ops
 
 from routing_tf.layers.attention import arguments
@@ -16,8 +15,6 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.positions import Positions
 from routing_tf.layers.support.segments import Segments
 from routing_tf.layers.support.validation import static_length
-
-DTypePolicyMap = keras.dtype_policies.DTypePolicyMap
 
 # What Keras quantizes; the matrix that all heads share is small.
 QUANTIZABLE = ("query", "key", "value", "output", "gate")
@@ -292,17 +289,6 @@ class Projections(LowRankAdaptation):
     def fits_blocks(self, num_axes):
         """Tells whether the blocks, if any, have this number of axes."""
         return self._ordering_blocks is None or len(self._ordering_blocks) == num_axes
-
-    def get_config(self):
-        config = super().get_config()
-        policies = {
-            projection.path: projection.dtype_policy
-            for projection in self.quantized_projections
-        }
-        if not policies or isinstance(self.dtype_policy, DTypePolicyMap):
-            return config
-        policies = DTypePolicyMap(self.dtype_policy, policies)
-        return {**config, "dtype": keras.dtype_policies.serialize(policies)}
 
     def _projection(self, name, shape):
         """Makes the layer that Keras quantizes; None without a shape."""

@@ -4,22 +4,27 @@ import functools
 import importlib
 import inspect
 import itertools
+import re
 
 import keras
 
+from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.settings import Settings
+
+DTypePolicyMap = keras.dtype_policies.DTypePolicyMap
 
 
 class ConfiguredLayer(keras.layers.Layer):
     """A layer whose config contains the constructor arguments of it and its bases.
 
-    Each is read from the attribute of the same name.
+    Each is read from the attribute of the same name. The dtype also tells how Keras has
+    quantized layers inside.
     """
 
     def get_config(self):
         names = (name for name in _arguments(type(self)) if hasattr(self, name))
         arguments = {name: _serialized(getattr(self, name)) for name in names}
-        return {**super().get_config(), **arguments}
+        return {**super().get_config(), **arguments, **_quantized_dtype(self)}
 
     @classmethod
     def from_config(cls, config):
@@ -38,6 +43,23 @@ def _arguments(cls):
     arguments = [x for each in signatures for x in list(each.parameters.values())[1:]]
     any_number = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return dict.fromkeys(x.name for x in arguments if x.kind not in any_number)
+
+
+def _quantized_dtype(layer):
+    """The argument `dtype` of a layer with quantized layers inside, in a dict.
+
+    Its keys match their paths whatever is around the layer, which on loading may be
+    less or more than when it was saved.
+    """
+    inside = [x for x in layers_inside(layer) if getattr(x, "quantization_mode", None)]
+    if not inside or isinstance(layer.dtype_policy, DTypePolicyMap):
+        return {}
+    start = layer.path.removesuffix(layer.name)
+    policies = {
+        f"(.*/)?{re.escape(x.path.removeprefix(start))}": x.dtype_policy for x in inside
+    }
+    policies = DTypePolicyMap(layer.dtype_policy, policies)
+    return {"dtype": keras.dtype_policies.serialize(policies)}
 
 
 def _serialized(value):

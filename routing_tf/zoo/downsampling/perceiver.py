@@ -160,9 +160,9 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         check_flag("causal", causal)
         self.causal = causal
         # Configs, of which each block makes its own heads.
-        self.heads = heads
         if heads is not None:
-            self.heads = [serialize(group) for group in _checked_heads(heads)]
+            heads = [serialize(group) for group in _checked_heads(heads)]
+        self.heads = heads
         self.output_dim = check_optional_integer("output_dim", output_dim)
         self.num_outputs = check_optional_integer("num_outputs", num_outputs)
         self.intermediate_dim = check_optional_integer(

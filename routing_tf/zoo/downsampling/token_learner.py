@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
@@ -15,7 +16,7 @@ NORMALIZATIONS = ("softmax", "sigmoid")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class TokenLearner(keras.layers.Layer):
+class TokenLearner(ConfiguredLayer):
     """Makes a fixed number of tokens, each a weighted mean of all inputs.
 
     Weights of the inputs, one map for each token, come from a network with one hidden
@@ -124,22 +125,12 @@ class TokenLearner(keras.layers.Layer):
     def compute_mask(self, inputs, mask=None):
         return None
 
-    def get_config(self):
-        config = {
-            "num_tokens": self.num_tokens,
-            "bottleneck_dim": self.bottleneck_dim,
-            "normalization": self.normalization,
-            "dropout": self.dropout,
-            "seed": self.seed,
-        }
-        return {**super().get_config(), **config}
-
     def compute_output_shape(self, inputs_shape):
         return (inputs_shape[0], self.num_tokens, inputs_shape[-1])
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class TokenFuser(keras.layers.Layer):
+class TokenFuser(ConfiguredLayer):
     """Brings a few tokens back to the positions that they were made of.
 
     The tokens are mixed with each other by one matrix, and each position takes a sum of
@@ -209,10 +200,6 @@ class TokenFuser(keras.layers.Layer):
 
     def compute_mask(self, tokens, mask=None):
         return None
-
-    def get_config(self):
-        config = {"dropout": self.dropout, "seed": self.seed}
-        return {**super().get_config(), **config}
 
     def compute_output_shape(self, tokens_shape, inputs_shape):
         return (*inputs_shape[:2], tokens_shape[-1])

@@ -4,6 +4,8 @@ import typing
 
 from keras import ops
 
+from routing_tf.layers.support.extremes import largest
+
 PLACES = ("by_token", "by_choice", "by_probability")
 
 
@@ -45,7 +47,7 @@ def places_of(choices, probabilities, order):
         return _earlier(choices)
     if order == "by_choice":
         return _swapped(_earlier(_swapped(choices)))
-    tokens = ops.argsort(-ops.max(probabilities, axis=-1), axis=1)
+    tokens = ops.argsort(-largest(probabilities, axis=-1), axis=1)
     choices = ops.take_along_axis(choices, tokens[..., None, None], axis=1)
     places = _swapped(_earlier(_swapped(choices)))
     back = ops.argsort(tokens, axis=1)

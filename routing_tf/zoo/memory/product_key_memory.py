@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
@@ -17,7 +18,7 @@ NORM_EPSILON = 1e-5
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class ProductKeyMemory(keras.layers.Layer):
+class ProductKeyMemory(ConfiguredLayer):
     """A learned table of `num_keys**2` values, from which each token reads a few.
 
     A value has a key of two halves, and each half is one of `num_keys` learned vectors:
@@ -221,21 +222,6 @@ class ProductKeyMemory(keras.layers.Layer):
 
     def compute_output_shape(self, inputs_shape):
         return (*inputs_shape[:-1], self.value_dim or inputs_shape[-1])
-
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "num_heads": self.num_heads,
-            "num_keys": self.num_keys,
-            "top_k": self.top_k,
-            "key_dim": self.key_dim,
-            "value_dim": self.value_dim,
-            "query_norm": self.query_norm,
-            "use_bias": self.use_bias,
-            "input_dropout": self.input_dropout,
-            "kernel_initializer": keras.initializers.serialize(self.kernel_initializer),
-            "seed": self.seed,
-        }
 
 
 def _in_a_model(place, dropout, **options):

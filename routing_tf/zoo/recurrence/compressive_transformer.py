@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers.support.backends import top_k
+from routing_tf.layers.support.extremes import largest
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.named_losses import add_named_loss
@@ -315,7 +316,7 @@ class CompressiveAttention(TransformerXLAttention):
             count = ops.sum(ops.cast(in_group, rows.dtype), axis=2)
             return ops.sum(rows, axis=2) / ops.maximum(count, 1), is_any
         rows = ops.where(in_group, rows, large_negative(rows.dtype))
-        return ops.where(is_any[..., None], ops.max(rows, axis=2), 0), is_any
+        return ops.where(is_any[..., None], largest(rows, axis=2), 0), is_any
 
     def _most_used(self, rows, real, usage):
         """Returns the positions with the largest mean weights, in order of time."""

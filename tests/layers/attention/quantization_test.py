@@ -67,6 +67,28 @@ def test_numbers_are_those_of_keras(mode, use_bias, use_gate, tmp_path):
     np.testing.assert_array_equal(loaded.predict_on_batch(inputs()), actual)
 
 
+def in_block():
+    attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=8)
+    return layers.TransformerBlock(attention, layers.FeedForward(16))
+
+
+@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
+@pytest.mark.parametrize("is_sequential", [True, False])
+def test_files_load_whatever_is_around_a_layer(is_sequential, tmp_path):
+    """Keras builds a loaded `Sequential` under other paths."""
+    x = helpers.normal(2, LENGTH, DIM)
+    model = keras.Sequential([in_block()])
+    if not is_sequential:
+        inputs = keras.Input((LENGTH, DIM))
+        model = keras.Model(inputs, in_block()(inputs))
+    model(x)
+    model.quantize("int8")
+    expected = model.predict_on_batch(x)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict_on_batch(x), expected)
+
+
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 def test_steps_and_adapters_of_a_quantized_layer():
     attention = layers.RoutingAttention(

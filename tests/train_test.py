@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import re
 
@@ -238,6 +239,17 @@ def test_one_training_in_a_folder(finished, refused):
     with run_folder.hold(finished):
         said = refused(train, f"--model_dir={finished}", "--train_steps=9")
     assert "another process trains there" in said
+
+
+def test_initial_weights_have_a_whole_path(finished, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(finished.parent)
+    options = [f"--model_dir={tmp_path}", *arguments]
+    config = configure(*options, f"--init_checkpoint={finished.name}")
+    assert config.init_checkpoint == str(finished)
+    # As earlier versions kept it.
+    dataclasses.replace(config, init_checkpoint=finished.name).save(tmp_path)
+    for more in ([], [f"--init_checkpoint={finished}"]):
+        assert configure(*options, *more).init_checkpoint == finished.name
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,14 @@ def stream_text(lm, sampler, samples, options):
 def read_prompts(options):
     """Returns the list of prompts: that of `--prompt`, or the lines of a file."""
     if options.prompt_file is None:
-        return [options.prompt or ""]
+        prompt = options.prompt or ""
+        # A byte that is no UTF-8 comes as half of a pair of code units.
+        if any("\ud800" <= character <= "\udfff" for character in prompt):
+            raise ValueError(
+                f"`--prompt` must be text in UTF-8. Received: --prompt={prompt!r}. "
+                "Check the encoding of the terminal, or use `--prompt_file`"
+            )
+        return [prompt]
     if options.prompt is not None:
         raise ValueError(
             "Prompts must come from either `--prompt` or `--prompt_file`. Received: "

@@ -24,6 +24,7 @@ on standard output is the score of the held-out data.
 """
 
 import contextlib
+import os
 import signal
 import sys
 
@@ -190,6 +191,7 @@ def configure(options):
         if value is not None and value != problem_options.get(split, default):
             problem_options[split] = value
     name, source = options.hparams_set, options.init_checkpoint
+    source = source and os.path.abspath(source)
     settings = {"seed": 0, "precision": "float32", "accumulation_steps": 1}
     for setting, default in settings.items():
         given = options[setting].value
@@ -197,7 +199,10 @@ def configure(options):
             given = getattr(earlier, setting, default)
         settings[setting] = given
     if earlier is not None:
-        source = source or earlier.init_checkpoint
+        # Earlier versions kept it as it was typed.
+        known = earlier.init_checkpoint
+        if not source or (known and os.path.abspath(known) == source):
+            source = known
     if name is None and earlier is not None:
         name, hyperparameters = earlier.hparams_set, earlier.hyperparameters
     else:

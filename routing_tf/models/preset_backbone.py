@@ -15,7 +15,13 @@ from routing_tf.models.export_formats import check_format
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.hyperparameters import field_names
 from routing_tf.models.presets import preset_hyperparameters
+from routing_tf.models.presets import preset_names
 
+_TASKS = {
+    "text": "RoutingTransformerCausalLM",
+    "seq2seq": "RoutingTransformerSeq2SeqLM",
+    "image": "RoutingImageTransformer",
+}
 _MODEL_ARGUMENTS = ("dtype", "name", "trainable")
 
 # How weights are split over the axes "data" and "model" of a mesh, by their paths. A
@@ -226,6 +232,12 @@ def preset_from_elsewhere(cls, preset, arguments):
 
     Says which preset of the class was perhaps meant where keras_hub knows none.
     """
+    if preset in preset_names() and not os.path.exists(preset):
+        kind = preset_hyperparameters(preset).kind
+        raise ValueError(
+            f"`preset` must be one of {cls.__name__}. Received: preset={preset!r}, a "
+            f"preset of the kind {kind!r}. Call `from_preset` of {_TASKS[kind]}"
+        )
     _refuse_changes(preset, arguments)
     safe_loading.check_preset(preset)
     try:

@@ -3,9 +3,11 @@
 import contextlib
 
 import keras
+import numpy as np
 from keras import ops
 
 from routing_tf.layers.support.keras_internals import declare_call_argument
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import bridge
 from routing_tf.models import preprocessing
 from routing_tf.models import stack
@@ -87,7 +89,7 @@ class TextLanguageModel(Exportable):
             max_length: length of the sequences, in tokens; None (the default) for that
                 of the preprocessor. Sequences of ids have the length of their rows.
             stop_token_ids: ids that end a sequence; `"auto"` (the default) for the
-                tokenizer's end id; None for no such ids.
+                tokenizer's end id; None or an empty list for no such ids.
             strip_prompt: whether to return only the new text. Defaults to False.
 
         Returns:
@@ -96,10 +98,16 @@ class TextLanguageModel(Exportable):
 
         Raises:
             ValueError: if there is no preprocessor, for texts or for
-                `stop_token_ids="auto"`.
+                `stop_token_ids="auto"`, `max_length` is not a positive integer, or
+                `stop_token_ids` is something else.
         """
         if preprocessing.holds_nothing(self, inputs):
             return []
+        if isinstance(inputs, bytes):
+            inputs = inputs.decode("utf-8")
+        stop_token_ids = _checked_stops(stop_token_ids)
+        if max_length is not None:
+            check_positive_integer("max_length", max_length)
         sample = getattr(inputs, "element_spec", inputs)
         names = self.backbone.segment_names
         if without_segment_ids(sample, names)[1] is not None:
@@ -328,6 +336,19 @@ def _prompts(inputs):
             f"shapes {shapes[0]} and {shapes[1]}"
         )
     return prompts
+
+
+def _checked_stops(stop_token_ids):
+    """Returns `"auto"`, None or a list of ids."""
+    is_word = isinstance(stop_token_ids, str)
+    if stop_token_ids is None or (is_word and stop_token_ids == "auto"):
+        return stop_token_ids
+    if is_word or np.ndim(stop_token_ids) != 1:
+        raise ValueError(
+            '`stop_token_ids` must be "auto", None or a list of ids. Received: '
+            f"stop_token_ids={stop_token_ids!r}. Write for example [1]"
+        )
+    return [int(each) for each in stop_token_ids] or None
 
 
 @contextlib.contextmanager

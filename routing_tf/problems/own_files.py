@@ -11,7 +11,7 @@ from routing_tf.problems.sources import Source
 
 # Percent of the data in each held-out split.
 HELD_OUT_SHARE = 5
-# With fewer files than this, a split by file would leave too much to chance.
+# With fewer files than this, files are cut; also if no file comes to a split by chance.
 MIN_FILES_TO_SPLIT_BY_FILE = 20
 
 
@@ -95,7 +95,8 @@ def split_of_file(name, held_out=("validation", "test")):
 def share_out(paths, held_out):
     """Divides files: `{split: [(path, first byte, number of bytes)]}`.
 
-    Splits in `held_out` get a share, "train" the rest.
+    Splits in `held_out` get a share, "train" the rest: whole files if there are many
+    and each split has a byte of them, else the ends of all files.
     """
     found = {split: [] for split in SPLITS}
     if len(paths) >= MIN_FILES_TO_SPLIT_BY_FILE:
@@ -104,7 +105,10 @@ def share_out(paths, held_out):
             name = pathlib.Path(path).relative_to(folder).as_posix()
             split = split_of_file(name, held_out)
             found[split].append((path, 0, file_size(path)))
-        return found
+        shares = [found[split] for split in ("train", *held_out)]
+        if all(any(size for *_, size in share) for share in shares):
+            return found
+        found = {split: [] for split in SPLITS}
     for path in paths:
         end = file_size(path)
         share = end * HELD_OUT_SHARE // 100

@@ -108,6 +108,8 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         Returns:
             List of NumPy arrays `<int32>[ids]`.
         """
+        if not len(texts):
+            return []
         ids = self.ids_of(tf.constant(texts, tf.string, (len(texts),)))
         return np.split(ids.flat_values.numpy(), ids.row_splits.numpy()[1:-1])
 

@@ -262,7 +262,8 @@ def read(path, variables):
         _check_shapes(path, variables, reader.get_variable_to_shape_map())
         values = {name: reader.get_tensor(_entry(name)) for name in variables}
         step, best = (reader.get_tensor(_entry(name)) for name in ("step", "best_loss"))
-    except (tf.errors.OpError, ValueError, RuntimeError, OSError) as error:
+    # TensorFlow makes an `IndexError` of a file that ends too early.
+    except (tf.errors.OpError, ValueError, RuntimeError, OSError, IndexError) as error:
         if isinstance(error, DamagedCheckpointError):
             raise
         raise DamagedCheckpointError(

@@ -241,11 +241,20 @@ def test_misspelt_names_of_presets_and_of_settings(cls):
         cls.from_preset(name[:-1])
     with pytest.raises(ValueError, match="num_layer. Did you mean 'num_layers'"):
         cls.from_preset(name, num_layer=3)
+    other = "digits_small" if "byte_tiny" in cls.presets else "byte_tiny"
+    with pytest.raises(ValueError, match=f"preset='{other}', a preset of the kind"):
+        cls.from_preset(other)
 
 
 def test_presets_of_bytes_take_texts_and_ids():
     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny", num_layers=1)
-    assert lm.generate("import os", max_length=12).startswith("import os")
+    lm.compile(sampler="greedy")
+    text = lm.generate("import os", max_length=12, stop_token_ids=None)
+    assert text.startswith("import os")
+    assert lm.generate(b"import os", max_length=12, stop_token_ids=[]) == text
+    for name, value in {"stop_token_ids": 1, "max_length": 0}.items():
+        with pytest.raises(ValueError, match=f"Received: {name}={value}"):
+            lm.generate("ab", **{name: value})
     # Texts and what the preprocessor makes of them are one and the same.
     lm.compile(optimizer="sgd", loss=lm.loss, run_eagerly=not ON_JAX)
     texts = lm.evaluate(["abc"] * 4, verbose=0)

@@ -532,6 +532,18 @@ class TestPythonSource:
         assert own_files.split_of_file("abc.py") == "train"
 
 
+def test_no_split_of_many_files_is_empty(tmp_path):
+    """By their names alone, none of these would come to the validation split."""
+    paths = [tmp_path / f"chapter_{i}.md" for i in range(1, 21)]
+    for path in paths:
+        path.write_bytes(b"a" * 100)
+    for number in (20, 19):
+        found = own_files.share_out(paths[:number], ["validation", "test"])
+        sizes = {s: [size for *_, size in parts] for s, parts in found.items()}
+        assert sizes["train"] == [90] * number
+        assert sizes["validation"] == sizes["test"] == [5] * number
+
+
 def test_ids_of_subwords_and_end_ids(tmp_path):
     path, line = tmp_path / "vocab.subwords", "one fish; blue\n"
     prepared.write_vocabulary(path, ["one fish two fish; blue"])

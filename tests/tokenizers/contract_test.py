@@ -52,6 +52,7 @@ def test_ids_of_texts(tokenizer):
     assert tokenizer.special_token_ids == [0, 1]
     end = "_" if isinstance(tokenizer, tokenizers.SubwordTokenizer) else ""
     assert tokenizer.special_tokens == [f"<pad>{end}", f"<EOS>{end}"]
+    assert tokenizer.encode_batch([]) == []
     ids = tokenizer.tokenize(TEXTS)
     assert ids.dtype == tf.int32
     assert tokenizer.detokenize(ids) == TEXTS

@@ -101,7 +101,8 @@ class ReleaseCheckpoint:
             names = self._encoder_table
         try:
             parts = [self._reader.get_tensor(part) for part in names]
-        except (ValueError, tf.errors.OpError) as error:
+        # TensorFlow makes an `IndexError` of a file that ends too early.
+        except (ValueError, IndexError, tf.errors.OpError) as error:
             raise ValueError(
                 f"The data files of a checkpoint must be complete. Received: {name} of "
                 f"{self.prefix!r}: {str(error).splitlines()[0]}. Copy them again"

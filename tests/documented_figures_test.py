@@ -317,10 +317,11 @@ def test_sentences_of_settings_on_the_addresses():
     of_fewer = values_of(tokens, 1, files=ADDRESSES, hparams=fewer)
     local = values_of("local", 1, files=ADDRESSES, hparams=None)
     leads = [a - b for a, b in zip(local, of_fewer, strict=True)]
+    mean, later = (statistics.mean(each) for each in (leads, leads[3:]))
     for sentence in (
-        f"**{statistics.mean(leads):.3f} better than local heads** (six seeds, each compared "
-        f"with the same seed of local heads: {min(leads):.3f} to {max(leads):.3f})",
-        f"the other three, run afterwards, have {statistics.mean(leads[3:]):.3f}.",
+        f"**{mean:.3f} better than local heads** (six seeds, each compared with the "
+        f"same seed of local heads: {min(leads):.3f} to {max(leads):.3f})",
+        f"the other three, run afterwards, have {later:.3f}.",
     ):
         assert sentence in read("docs/induction.md")
     uneven = f"{fewer},balance_rate=0,revive_centroids_after=20"

@@ -71,8 +71,7 @@ def recall(row, options):
 def language(row, options):
     """Returns bits per byte of the main job; None for a pattern without a causal form.
 
-    Takes the figure of `compare_patterns` if its file has one. Otherwise trains a run,
-    or finishes one; `compare_patterns --hparams` finds it in the same folder.
+    Takes the figure of `compare_patterns` if its file has one, else trains a run.
     """
     if row in pattern_heads.NOT_CAUSAL:
         return None
@@ -162,8 +161,7 @@ def table(figures, options):
     """Returns the lines of the table of all rows that have figures."""
     lengths = contest.lengths_of(options)
     heads = ["pattern", "`key_shift`", "leak", "recall", "bits per byte"]
-    heads += [f"{length:,} tokens" for length in lengths]
-    heads += [f"cache at {STATE_LENGTH:,}"]
+    heads += [*(f"{n:,} tokens" for n in lengths), f"cache at {STATE_LENGTH:,}"]
     lines = [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}"]
     for row in pattern_heads.ROWS:
         if not figures.find(row=row):

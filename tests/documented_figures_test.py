@@ -41,7 +41,7 @@ ROWS = {
     "full attention": ("full", "full"),
     "local": ("local", "full"),
     "hashed": ("hashed", "full"),
-    "random": ("random", "full"),
+    **{name: (name, "full") for name in ("random", "sliding", "strided", "fixed")},
     'expert choice, scored in the scope `"full"`': ("expert choice", "full"),
     'expert choice, scored in the scope `"prefix"`': ("expert choice", "prefix"),
     "token choice": ("token choice", "full"),

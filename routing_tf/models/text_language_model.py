@@ -8,6 +8,7 @@ from keras import ops
 
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import is_integer
 from routing_tf.models import bridge
 from routing_tf.models import preprocessing
 from routing_tf.models import stack
@@ -104,7 +105,8 @@ class TextLanguageModel(Exportable):
         if preprocessing.holds_nothing(self, inputs):
             return []
         if isinstance(inputs, bytes):
-            inputs = inputs.decode("utf-8")
+            rest = max_length, stop_token_ids, strip_prompt
+            return self.generate([inputs], *rest)[0]
         stop_token_ids = _checked_stops(stop_token_ids)
         if max_length is not None:
             check_positive_integer("max_length", max_length)
@@ -343,12 +345,13 @@ def _checked_stops(stop_token_ids):
     is_word = isinstance(stop_token_ids, str)
     if stop_token_ids is None or (is_word and stop_token_ids == "auto"):
         return stop_token_ids
-    if is_word or np.ndim(stop_token_ids) != 1:
+    is_list = not is_word and np.ndim(stop_token_ids) == 1
+    if not is_list or not all(map(is_integer, stop_token_ids)):
         raise ValueError(
             '`stop_token_ids` must be "auto", None or a list of ids. Received: '
             f"stop_token_ids={stop_token_ids!r}. Write for example [1]"
         )
-    return [int(each) for each in stop_token_ids] or None
+    return list(stop_token_ids) or None
 
 
 @contextlib.contextmanager

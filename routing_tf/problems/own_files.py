@@ -11,7 +11,7 @@ from routing_tf.problems.sources import Source
 
 # Percent of the data in each held-out split.
 HELD_OUT_SHARE = 5
-# With fewer files than this, files are cut; also if no file comes to a split by chance.
+# With fewer files than this, a split by file would leave too much to chance.
 MIN_FILES_TO_SPLIT_BY_FILE = 20
 
 
@@ -82,8 +82,7 @@ def split_of_file(name, held_out=("validation", "test")):
 
     Splits in `held_out` get a share, "train" the rest. `name` has "/" between folders.
     """
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
-    percentile = int.from_bytes(digest[:8], "big") % 100
+    percentile = int.from_bytes(_digest(name)[:8], "big") % 100
     # Fixed places, so that a file keeps its split whichever splits take part.
     places = ("validation", "test")
     place = percentile // HELD_OUT_SHARE
@@ -92,23 +91,43 @@ def split_of_file(name, held_out=("validation", "test")):
     return "train"
 
 
+def splits_of_files(sizes, held_out):
+    """Chooses the splits of files, a dict from names to bytes, by `split_of_file`.
+
+    A held-out split to which no byte comes gets a file of the others: of more files the
+    same one, or a new one, so none that was trained on.
+    """
+    splits = {name: split_of_file(name, held_out) for name in sizes}
+    for split in held_out:
+        if any(sizes[name] for name, own in splits.items() if own == split):
+            continue
+        others = [name for name, own in splits.items() if own == "train"]
+        others = [name for name in others if sizes[name]]
+        if len(others) > 1:
+            splits[min(others, key=lambda name: _digest(f"{split} {name}"))] = split
+    return splits
+
+
+def _digest(name):
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
+
+
 def share_out(paths, held_out):
     """Divides files: `{split: [(path, first byte, number of bytes)]}`.
 
-    Splits in `held_out` get a share, "train" the rest: whole files if there are many
-    and each split has a byte of them, else the ends of all files.
+    Splits in `held_out` get a share, "train" the rest: whole files if there are many,
+    else the ends of all files.
     """
     found = {split: [] for split in SPLITS}
     if len(paths) >= MIN_FILES_TO_SPLIT_BY_FILE:
         folder = os.path.commonpath([os.path.dirname(path) for path in paths])
-        for path in paths:
-            name = pathlib.Path(path).relative_to(folder).as_posix()
-            split = split_of_file(name, held_out)
-            found[split].append((path, 0, file_size(path)))
-        shares = [found[split] for split in ("train", *held_out)]
-        if all(any(size for *_, size in share) for share in shares):
-            return found
-        found = {split: [] for split in SPLITS}
+        names = {
+            pathlib.Path(path).relative_to(folder).as_posix(): path for path in paths
+        }
+        sizes = {name: file_size(path) for name, path in names.items()}
+        for name, split in splits_of_files(sizes, held_out).items():
+            found[split].append((names[name], 0, sizes[name]))
+        return found
     for path in paths:
         end = file_size(path)
         share = end * HELD_OUT_SHARE // 100

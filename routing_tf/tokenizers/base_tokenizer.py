@@ -108,6 +108,11 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         Returns:
             List of NumPy arrays `<int32>[ids]`.
         """
+        if isinstance(texts, (str, bytes)):
+            raise ValueError(
+                f"`texts` must be a list of texts. Received: texts={texts!r}. Call "
+                "`tokenize` for one text"
+            )
         if not len(texts):
             return []
         ids = self.ids_of(tf.constant(texts, tf.string, (len(texts),)))

@@ -533,15 +533,20 @@ class TestPythonSource:
 
 
 def test_no_split_of_many_files_is_empty(tmp_path):
-    """By their names alone, none of these would come to the validation split."""
-    paths = [tmp_path / f"chapter_{i}.md" for i in range(1, 21)]
+    """By their names alone, none of the first 33 would come to the validation split."""
+    paths = [tmp_path / f"chapter_{i}.md" for i in range(1, 61)]
     for path in paths:
         path.write_bytes(b"a" * 100)
-    for number in (20, 19):
+    trained = set()
+    for number in range(20, 61):
         found = own_files.share_out(paths[:number], ["validation", "test"])
-        sizes = {s: [size for *_, size in parts] for s, parts in found.items()}
-        assert sizes["train"] == [90] * number
-        assert sizes["validation"] == sizes["test"] == [5] * number
+        assert sum(map(len, found.values())) == number
+        assert found["validation"] and found["test"]
+        # What was trained on once is never held out.
+        assert trained.isdisjoint(found["validation"] + found["test"])
+        trained |= set(found["train"])
+        alone = [own_files.split_of_file(path.name) for path in paths[:number]]
+        assert ("validation" in alone) == (number > 33)
 
 
 def test_ids_of_subwords_and_end_ids(tmp_path):

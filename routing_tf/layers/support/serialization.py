@@ -54,7 +54,7 @@ def _quantized_dtype(layer):
     inside = [x for x in layers_inside(layer) if getattr(x, "quantization_mode", None)]
     if not inside or isinstance(layer.dtype_policy, DTypePolicyMap):
         return {}
-    start = layer.path.removesuffix(layer.name)
+    start = (layer.path or layer.name).removesuffix(layer.name)
     policies = {
         f"(.*/)?{re.escape(x.path.removeprefix(start))}": x.dtype_policy for x in inside
     }

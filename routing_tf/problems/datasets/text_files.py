@@ -49,10 +49,10 @@ class TextFiles(TextProblem):
     `files` are divided among the splits without their own files. From 20 files on, each
     file belongs to one split, chosen by a hash of its path below the folder that all
     files have in common: about 90 % are for training, 5 % for validation, 5 % for
-    testing. Fewer files are cut: the last 5 % of the bytes of each are for testing, and
-    the 5 % before them for validation. The end id follows every file or piece. Files
-    come in the order in which they are named, those of one pattern in the order of
-    their paths.
+    testing, but at least one each. Fewer files are cut: the last 5 % of the bytes of
+    each are for testing, and the 5 % before them for validation. The end id follows
+    every file or piece. Files come in the order in which they are named, those of one
+    pattern in the order of their paths.
 
     A split of up to 64 MiB is held in memory. The ids of a larger one are written once
     to the folder `routing_tf` in `data_dir`, or without a `data_dir` in `data` next to

@@ -88,14 +88,14 @@ def test_the_best_one_is_kept_apart(lm, tmp_path):
     assert checkpoints.best_loss == 0.5
 
 
-@pytest.mark.parametrize("is_listed", [True, False])
-def test_the_one_before_a_damaged_one(is_listed, lm, tmp_path):
+@pytest.mark.parametrize("is_listed, is_cut", [(True, True), (False, False)])
+def test_the_one_before_a_damaged_one(is_listed, is_cut, lm, tmp_path):
     """A killed process may not have told TensorFlow's list of its last one."""
     save(lm, tmp_path, 1, 2, 3)
     if not is_listed:
         (tmp_path / "checkpoints" / "checkpoint").unlink()
     damaged = run_checkpoints.paths(tmp_path)[-1]
-    damage(damaged, is_cut=is_listed)
+    damage(damaged, is_cut)
     said = []
     checkpoints = RunCheckpoints(tmp_path, lm)
     assert checkpoints.restore(said.append) == 2

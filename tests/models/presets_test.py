@@ -4,6 +4,8 @@ Sizes, heads, clusters, blocks and lengths are those of `docs/presets.md`, and a
 variables at full size those of `preset_variables.json`.
 """
 
+import re
+
 import keras
 import keras_hub
 import numpy as np
@@ -252,8 +254,9 @@ def test_presets_of_bytes_take_texts_and_ids():
     text = lm.generate("import os", max_length=12, stop_token_ids=None)
     assert text.startswith("import os")
     assert lm.generate(b"import os", max_length=12, stop_token_ids=[]) == text
-    for name, value in {"stop_token_ids": 1, "max_length": 0}.items():
-        with pytest.raises(ValueError, match=f"Received: {name}={value}"):
+    wrong = {"stop_token_ids": (1, ["1"]), "max_length": (0,)}
+    for name, value in ((name, x) for name, values in wrong.items() for x in values):
+        with pytest.raises(ValueError, match=re.escape(f"Received: {name}={value}")):
             lm.generate("ab", **{name: value})
     # Texts and what the preprocessor makes of them are one and the same.
     lm.compile(optimizer="sgd", loss=lm.loss, run_eagerly=not ON_JAX)

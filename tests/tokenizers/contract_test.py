@@ -53,6 +53,8 @@ def test_ids_of_texts(tokenizer):
     end = "_" if isinstance(tokenizer, tokenizers.SubwordTokenizer) else ""
     assert tokenizer.special_tokens == [f"<pad>{end}", f"<EOS>{end}"]
     assert tokenizer.encode_batch([]) == []
+    with pytest.raises(ValueError, match="Received: texts='the cat'"):
+        tokenizer.encode_batch("the cat")
     ids = tokenizer.tokenize(TEXTS)
     assert ids.dtype == tf.int32
     assert tokenizer.detokenize(ids) == TEXTS

@@ -89,6 +89,14 @@ def test_files_load_whatever_is_around_a_layer(is_sequential, tmp_path):
     np.testing.assert_array_equal(loaded.predict_on_batch(x), expected)
 
 
+def test_parts_may_be_quantized_before_the_whole_is_built():
+    block = in_block()
+    block.feed_forward(helpers.normal(1, 2, DIM))
+    block.feed_forward.input_dense.quantize("int8")
+    policies = block.get_config()["dtype"]["config"]["policy_map"]
+    assert [key.endswith("/input") for key in policies] == [True]
+
+
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 def test_steps_and_adapters_of_a_quantized_layer():
     attention = layers.RoutingAttention(

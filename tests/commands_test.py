@@ -77,6 +77,14 @@ def test_lists_of_paths(monkeypatch):
         commands.parse_problem_options(["vocabulary="])
 
 
+def test_nothing_is_named_twice():
+    with pytest.raises(ValueError, match="once. Received: 'folder=b' after folder="):
+        commands.parse_problem_options(["folder=a", "folder=b"])
+    options = parse(train, "--model_dir=m", "--files=a", "--problem_option=files=b")
+    with pytest.raises(ValueError, match="must be named by `--files` or by"):
+        commands.problem_fields(options)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_all_flags(command):
     values = define(command)

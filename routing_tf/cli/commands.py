@@ -397,8 +397,15 @@ def problem_fields(options, earlier=None):
         fields["problem_options"] = dict(earlier.problem_options)
     if fields["data_dir"]:
         fields["data_dir"] = os.path.abspath(fields["data_dir"])
-    fields["problem_options"].update(parse_problem_options(options.problem_option))
+    own = parse_problem_options(options.problem_option)
+    fields["problem_options"].update(own)
     if options.files:
+        if "files" in own:
+            raise ValueError(
+                "Files must be named by `--files` or by `--problem_option=files`, not "
+                f"by both. Received: --files={options.files!r} and "
+                f"--problem_option=files={own['files']!r}"
+            )
         fields["problem_options"]["files"] = _absolute(options.files)
     return fields
 
@@ -425,6 +432,11 @@ def parse_problem_options(items):
                 f"`--problem_option` must be name=value. Received: {item!r}"
             )
         name, value = name.strip(), value.strip()
+        if name in options:
+            raise ValueError(
+                f"`--problem_option={name}` must be given once. Received: {item!r} "
+                f"after {name}={options[name]!r}"
+            )
         is_path = name == "vocabulary" and value not in ("bytes", "subwords")
         is_list = name.endswith("_files")
         if is_path or is_list or name == "folder":

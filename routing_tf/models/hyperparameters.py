@@ -184,6 +184,11 @@ def parse_overrides(text):
                 f"{did_you_mean(name, fields)} Valid names are: "
                 f"{', '.join(sorted(fields))}"
             )
+        if name in overrides:
+            raise ValueError(
+                f"Each hyperparameter must be given once. Received: {name} twice, in "
+                f"{text!r}"
+            )
         overrides[name] = _parse_value(name, value, fields[name])
     return overrides
 

@@ -252,6 +252,7 @@ def test_parse_overrides(text, expected):
         ("num_layers=3,depth=3", "Received: 'depth=3'"),
         ("num_layers", "Received: 'num_layers'"),
         ("=3", "Received: '=3'"),
+        ("num_layers=3, num_layers=4", "given once. Received: num_layers twice"),
         ("compatibility=1", "Received: 'compatibility=1'"),
         ("num_layers=3.0", "must be of type int. Received: num_layers='3.0'"),
         ("num_layers=none", "`num_layers` must be of type int. "),

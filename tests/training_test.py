@@ -270,6 +270,8 @@ class TestTrainer:
         trainer.scorer.score = interrupted
         assert trainer.train(eval_every=2, eval_examples=8) is None
         assert trainer.stopped_by == signal.SIGTERM
+        # Its steps are not missing in the log, whose next entry is due later.
+        assert steps_with("loss", tmp_path) == [2]
         assert [path.name for path in checkpoints.paths(tmp_path)] == ["step-2"]
 
     def test_a_reader_that_is_gone_ends_the_run(self, stand_in, tmp_path, monkeypatch):

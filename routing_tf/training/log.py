@@ -50,6 +50,10 @@ class Window:
             self.seconds += seconds
 
     @property
+    def num_steps(self):
+        return self.num_losses + self.num_skipped
+
+    @property
     def loss(self):
         """Mean of the steps that count."""
         return self.total_loss / max(1, self.num_losses)

@@ -160,7 +160,7 @@ class Trainer:
             log = ProgressLog(self.model_dir, self.step, total, self.problem, again)
         try:
             with log, StopRequest(STOPPING) as stop:
-                self._stop, self._log = stop, log
+                self._stop, self._log, self._window = stop, log, Window()
                 result = None
                 if evaluates_first and self._evaluate(eval_examples, log) is None:
                     return self._end_early()
@@ -189,6 +189,9 @@ class Trainer:
 
     def _end_early(self):
         self._checkpoints.wait()
+        if self._window.num_steps:
+            # The next entry has only the steps after this one.
+            self._log.metrics(self.step, self._describe(self._window))
         # A request to another worker arrives here as one for an orderly end.
         other = signal.SIGTERM if self._log.is_read else signal.SIGPIPE
         self.stopped_by = self._stop.signal or other
@@ -294,7 +297,6 @@ class Trainer:
             num_workers=self.engine.num_workers,
             worker=self.engine.worker,
         ).as_numpy_iterator()
-        window = Window()
         compiled = set()
         while self.step < total:
             number = self._steps_per_call
@@ -308,13 +310,13 @@ class Trainer:
             before = self.step
             self.step += number
             # The first call compiles, and is not timed.
-            window.add(reports, seconds if number in compiled else None)
+            self._window.add(reports, seconds if number in compiled else None)
             compiled.add(number)
             self._check_finite(reports, before, log)
-            log.progress(self.step, window)
+            log.progress(self.step, self._window)
             if self.step == total or _due(before, self.step, log_every):
-                log.metrics(self.step, self._describe(window))
-                window = Window()
+                log.metrics(self.step, self._describe(self._window))
+                self._window = Window()
             yield before
 
     def _check_finite(self, reports, before, log):

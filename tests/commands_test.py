@@ -1,4 +1,6 @@
+import functools
 import os
+import signal
 import sys
 
 import keras
@@ -75,6 +77,18 @@ def test_lists_of_paths(monkeypatch):
     }
     with pytest.raises(ValueError, match="must name a path. Received: 'vocabulary='"):
         commands.parse_problem_options(["vocabulary="])
+
+
+def test_train_says_that_it_was_stopped_before_the_first_step(monkeypatch, capfd):
+    before = signal.getsignal(signal.SIGTERM)
+    stops = functools.partial(signal.raise_signal, signal.SIGTERM)
+    monkeypatch.setattr(commands, "main", lambda *_: stops())
+    try:
+        with pytest.raises(SystemExit, match="0"):
+            train.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert "repeat the whole command" in capfd.readouterr().err
 
 
 def test_nothing_is_named_twice():

@@ -145,6 +145,8 @@ def test_splits_of_a_run(tmp_path, run, refused, monkeypatch):
     assert "\ntest: 128 tokens scored" in out
     said = refused(train, model_dir, "--train_steps=4", "--eval_split=validation")
     assert "problem_options.eval_split was 'test', now 'validation'" in said
+    said = refused(train, model_dir, "--train_steps=4", "--hparams=train_steps=5")
+    assert "`--train_steps` and `--hparams` must agree" in said
 
 
 def test_the_metric_is_that_of_the_problem(tmp_path, run):

@@ -60,7 +60,8 @@ def find_leaks(
         lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
         windows: dict of NumPy arrays, inputs of the model without padding.
         num_perturbations: number of positions of each window from which its tokens are
-            replaced, spread over the window. Defaults to 4.
+            replaced, spread over the window; at most those behind the first. Defaults
+            to 4.
         routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
         batch_size: largest number of windows in one call. Defaults to 1.
         seed: seed of positions and tokens. Defaults to 0.
@@ -137,7 +138,6 @@ class _Replacer:
 
     def __init__(self, probe, windows, num_perturbations, seed):
         self.windows = windows
-        self.num_perturbations = num_perturbations
         self._name = "images" if "images" in windows else "token_ids"
         tokens = windows[self._name]
         places = probe.places()
@@ -151,6 +151,8 @@ class _Replacer:
                 "`windows` must have at least two positions and two different tokens. "
                 f"Received: {length} positions, {len(self._ids)} different tokens"
             )
+        # No more than there are positions behind the first.
+        self.num_perturbations = num_perturbations = min(num_perturbations, length - 1)
         self._seed = seed
         generator = np.random.default_rng(seed)
         shape = (num_perturbations, len(tokens))

@@ -14,7 +14,9 @@ def jensen_shannon_divergence(a, b):
         b: the same.
 
     Returns:
-        The mean over the batch, in nats, between 0 and about 0.6931.
+        The mean over the batch, in nats, between 0 and about 0.6931. The smoothing of
+        the release raises it for distributions over many places: two that are equal
+        and uniform over 8,192 places have 0.08.
 
     Example:
 

@@ -64,8 +64,8 @@ class Look:
         )
         print(
             f"{self.split}: all tokens of {len(windows['padding_mask'])} windows "
-            f"replaced, from {self.num_perturbations} positions of each on; routing "
-            f'scope "{self.routing_scope}"'
+            f"replaced, from up to {self.num_perturbations} positions of each on; "
+            f'routing scope "{self.routing_scope}"'
         )
         print(
             "moved: share of the earlier positions whose output changes\nmean, "

@@ -17,13 +17,13 @@ from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
 
 _TEXT = """\
-scores = served.score(["It was a dark night"])
+scores = served.score([{text!r}])
 print(scores["log_likelihood"])
-written = served.generate(["It was"], temperature=0.8, top_k=40, seed=1, length={n})
+written = served.generate([{prompt!r}], temperature=0.8, top_k=40, seed=1, length={n})
 print(written["texts"][0].numpy().decode())
 """
 _IDS = """\
-ids, mask = tf.constant([[3, 1, 2]]), tf.constant([[True, True, True]])
+ids, mask = tf.constant([{ids}]), tf.constant([{mask}])
 print(served.score(ids, mask)["log_likelihood"])
 print(served.generate(ids, mask, temperature=0.8, seed=1, length={n})["token_ids"])
 """
@@ -125,7 +125,14 @@ def _calls(model, max_length):
     if h.kind == "seq2seq":
         # With an encoder, there is no `score`.
         calls = "".join(line for line in calls.splitlines(True) if "score" not in line)
-    return calls.format(n=length)
+    # No text and no prompt may be longer than that.
+    return calls.format(
+        n=length,
+        text="It was a dark night"[:length],
+        prompt="It was"[: max(1, length // 2)],
+        ids=[3, 1, 2][:length],
+        mask=[True, True, True][:length],
+    )
 
 
 def _run_quietly(options):

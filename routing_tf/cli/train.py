@@ -215,8 +215,14 @@ def configure(options):
             f"vocabulary_size={changes['vocabulary_size']} in --hparams; remove it"
         )
     for field in ("train_steps", "remat"):
-        if getattr(options, field) is not None:
-            changes[field] = getattr(options, field)
+        value = getattr(options, field)
+        if value is not None and changes.get(field, value) != value:
+            raise ValueError(
+                f"`--{field}` and `--hparams` must agree. Received: --{field}={value}, "
+                f"--hparams={options.hparams}"
+            )
+        if value is not None:
+            changes[field] = value
     hyperparameters = hyperparameters.replace(**changes)
     config, problem = run_config.configure(
         model_dir=options.model_dir,
@@ -324,8 +330,13 @@ def finish(trainer, result, options):
     print(evaluation.final_line(problem, problem.eval_split, result))
 
 
+def _stop_outside_of_training(*_):
+    # Before the first step there is nothing to save, and after the last all is saved.
+    os.write(2, b"stopped outside of training; repeat the whole command to go on\n")
+    sys.exit(0)
+
+
 def main():
     """Runs the command, whose flags are those of the process."""
-    # Before the first step there is nothing to save.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, _stop_outside_of_training)
     commands.main(run, define_flags)

@@ -11,6 +11,8 @@ from routing_tf import layers
 from routing_tf.files import safe_loading
 from routing_tf.files.progress import progress
 from routing_tf.layers.support.keras_internals import declare_call_argument
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import bridge
 from routing_tf.models import stack
 from routing_tf.models import steps
@@ -370,22 +372,23 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         }
         if num_images is None:
             num_images = next(iter(sizes.values()), 1)
-        if any(size != num_images for size in sizes.values()) or num_images < 1:
+        num_images = check_positive_integer("num_images", num_images)
+        if any(size != num_images for size in sizes.values()):
             raise ValueError(
-                "`num_images` must be positive and equal the numbers of labels and "
-                f"images. Received: num_images={num_images}, {sizes}"
+                "`num_images` must equal the numbers of labels and images. Received: "
+                f"num_images={num_images}, {sizes}"
             )
-        if not 0 <= num_given_rows <= self.image_shape[0] or (
-            num_given_rows and images is None
-        ):
+        num_given_rows = check_non_negative_integer("num_given_rows", num_given_rows)
+        if num_given_rows > self.image_shape[0] or (num_given_rows and images is None):
             raise ValueError(
                 "`num_given_rows` must be at most the height, and needs `images`. "
                 f"Received: num_given_rows={num_given_rows}, "
                 f"images={None if images is None else np.shape(images)}"
             )
         canvas = np.zeros((num_images, *self.image_shape), "int32")
-        if num_given_rows:
+        if images is not None:
             self._complete({"images": images, "labels": labels})
+        if num_given_rows:
             canvas[:, :num_given_rows] = images[:, :num_given_rows]
         return canvas, labels
 

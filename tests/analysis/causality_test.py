@@ -143,6 +143,9 @@ def test_which_subpixels_are_replaced():
         np.testing.assert_array_equal(differs[0], model.places() + 1 >= start)
         moved = (probe.hidden_states(replaced)[0][0] != before).any(axis=-1)
         np.testing.assert_array_equal(moved, np.arange(32) >= start)
+    # At most each of them once.
+    starts = causality._Replacer(probe, images, num_perturbations=99, seed=0).starts
+    np.testing.assert_array_equal(starts[:, 0], np.arange(1, 32))
 
 
 @pytest.mark.thorough

@@ -167,6 +167,9 @@ class TestGenerate:
         [
             ("num_images=3", {"num_images": 3, "images": random_images()}),
             ("num_images=0", {"num_images": 0}),
+            ("num_images=2.0", {"num_images": 2.0}),
+            ("num_given_rows=1.5", {"images": random_images(), "num_given_rows": 1.5}),
+            ("images of shape", {"images": random_images()[:, 1:]}),
             ("num_given_rows=1, images=None", {"num_given_rows": 1}),
             ("num_given_rows=5", {"images": random_images(), "num_given_rows": 5}),
             (r"labels=\[1\]", {"labels": [1]}),

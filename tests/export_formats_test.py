@@ -1,5 +1,6 @@
 """Files of `model.export`, in the runtime of each format, against the layers."""
 
+import functools
 import importlib.util
 import pathlib
 import re
@@ -16,6 +17,11 @@ from tools import export_formats
 PAGE = pathlib.Path(__file__).parents[1] / "docs/decoding_and_serving.md"
 MODULES = {"onnx": "onnxruntime", "openvino": "openvino", "litert": "ai_edge_litert"}
 LENGTH, DIM = 24, 16
+FEED_FORWARDS = (
+    functools.partial(zoo.ProductKeyMemory, num_keys=8, key_dim=8, top_k=4),
+    functools.partial(zoo.MixtureOfExperts, 4, 32, capacity=LENGTH),
+    functools.partial(zoo.SparseFeedForward, 32),
+)
 on_tensorflow = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="Keras has most formats there"
 )
@@ -76,6 +82,21 @@ def test_token_choice_with_padding(name, tmp_path):
     real = np.arange(LENGTH) < np.array([[LENGTH], [15]])
     path = export_formats.place(tmp_path, "token choice", name)
     export_formats.write(model, name, path, [values, real])
+    assert export_formats.run_in_process(name, path) is None
+
+
+@on_tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("make", FEED_FORWARDS)
+def test_feed_forward_layers(name, make, tmp_path):
+    needs(name)
+    x = keras.Input((LENGTH, DIM), name="x")
+    keras.utils.set_random_seed(0)
+    model = keras.Model(x, make()(x))
+    values = np.random.default_rng(0).normal(size=(2, LENGTH, DIM)).astype("float32")
+    path = export_formats.place(tmp_path, "feed forward", name)
+    export_formats.write(model, name, path, [values])
     assert export_formats.run_in_process(name, path) is None
 
 

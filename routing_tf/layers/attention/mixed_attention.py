@@ -58,9 +58,9 @@ class MixedAttention(Projections):
             as in `keras.layers.GroupQueryAttention`). Each serves the same number of
             adjacent query heads of a group, as if it were repeated for them. It must
             divide the number of heads, and the quotient must divide the heads of each
-            group. Caches of full, local, sliding, strided, fixed, routed and
-            cluster-strided heads contain only key heads; those of other heads contain
-            keys and values for all queries. In routed and cluster-strided heads,
+            group. Caches of full, local, sliding, strided, fixed, routed,
+            cluster-strided and indexed heads contain only key heads; those of other
+            heads contain keys and values for all queries. In routed and cluster-strided heads,
             clusters belong to a key head; all its queries choose among them and move
             them. None (the default): as many as heads, the only number for heads that
             share queries and keys.

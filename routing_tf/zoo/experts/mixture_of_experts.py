@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers.routing.held_updates import update_or_hold
+from routing_tf.layers.support import backends
 from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.named_losses import add_named_loss
 from routing_tf.layers.support.serialization import ConfiguredLayer
@@ -340,7 +341,7 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
             is_first = ops.arange(self.top_k) == 0
             is_taken = ops.logical_or(is_first, drawn < 2 * weights)
             is_chosen = ops.logical_and(is_chosen, is_taken)
-        choices = ops.one_hot(experts, self.num_experts, dtype="int32")
+        choices = backends.one_hot(experts, self.num_experts, dtype="int32")
         choices = choices * ops.cast(is_chosen, "int32")[..., None]
         places = places_of(choices, probabilities, self.places)
         taken = ops.sum(choices, axis=(1, 2))

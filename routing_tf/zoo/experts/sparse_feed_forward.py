@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.extremes import place_of_largest
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_not_negative
@@ -156,7 +157,7 @@ class SparseFeedForward(ConfiguredLayer):
         arguments.tokens_shape(self, inputs.shape)
         logits = self._logits(inputs)
         if inputs.shape[1] == 1 and not training:
-            return self._from_chosen_rows(inputs, ops.argmax(logits, axis=-1))
+            return self._from_chosen_rows(inputs, place_of_largest(logits))
         kernel, bias = self._values(self.input_kernel), self._values(self.input_bias)
         hidden = ops.relu(ops.matmul(inputs, ops.transpose(kernel)) + bias)
         weights = self._weights(logits, training)
@@ -179,7 +180,7 @@ class SparseFeedForward(ConfiguredLayer):
         inputs = ops.convert_to_tensor(inputs)
         arguments.tokens_shape(self, inputs.shape)
         logits = self._logits(inputs)
-        return ops.cast(ops.argmax(logits, axis=-1), "int32")
+        return place_of_largest(logits)
 
     def _logits(self, x):
         """Returns `<float32>[batch, length, blocks, units of a block]`."""
@@ -190,13 +191,13 @@ class SparseFeedForward(ConfiguredLayer):
     def _weights(self, logits, training):
         """Returns what the units of a block are multiplied by, as `logits`."""
         if not training:
-            return ops.one_hot(ops.argmax(logits, axis=-1), self.block_size)
+            return ops.one_hot(place_of_largest(logits), self.block_size)
         soft = ops.softmax(logits, axis=-1)
         noise = keras.random.uniform(
             ops.shape(logits), 1e-6, 1 - 1e-6, "float32", seed=self.seed_generator
         )
         noise = -self.temperature * ops.log(-ops.log(noise))
-        chosen = ops.argmax(ops.log_softmax(logits, axis=-1) + noise, axis=-1)
+        chosen = place_of_largest(ops.log_softmax(logits, axis=-1) + noise)
         hard = ops.one_hot(chosen, self.block_size, dtype="float32")
         hard = soft + ops.stop_gradient(hard - soft)
         drawn = keras.random.uniform((), dtype="float32", seed=self.seed_generator)
@@ -207,10 +208,10 @@ class SparseFeedForward(ConfiguredLayer):
 
         Args:
             x: `<float>[batch, 1, dim]`.
-            chosen: `<int>[batch, 1, blocks]`.
+            chosen: `<int32>[batch, 1, blocks]`.
         """
         starts = self.block_size * ops.arange(self.num_blocks, dtype="int32")
-        rows = (ops.cast(chosen, "int32") + starts)[:, 0]
+        rows = (chosen + starts)[:, 0]
         kernel, bias, output_kernel = (
             ops.cast(ops.take(weight, rows, axis=0), x.dtype)
             for weight in (self.input_kernel, self.input_bias, self.output_kernel)

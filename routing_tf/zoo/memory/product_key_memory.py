@@ -181,7 +181,12 @@ class ProductKeyMemory(ConfiguredLayer):
         table = ops.convert_to_tensor(self.values) * 1.0
         values = ops.take(table, chosen, axis=0)
         weights = ops.cast(weights, values.dtype)
-        return ops.einsum("blhkd,blhk->bld", values, weights)
+        # LiteRT cannot have the product of matrices that `einsum` makes of this.
+        batch, length = ops.shape(weights)[:2]
+        number, dim = self.num_heads * self.top_k, values.shape[-1]
+        values = ops.reshape(values, (batch, length, number, dim))
+        weights = ops.reshape(weights, (batch, length, 1, number))
+        return ops.squeeze(ops.matmul(weights, values), 2)
 
     def find(self, inputs):
         """Returns what tokens find, not in training.
@@ -212,9 +217,8 @@ class ProductKeyMemory(ConfiguredLayer):
         scores, halves = ops.top_k(ops.cast(scores, "float32"), self.top_k)
         halves = ops.cast(halves, "int32")
         # The best sums have halves that are among the best themselves.
-        scores = scores[:, :, 0, :, :, None] + scores[:, :, 1, :, None]
-        numbers = halves[:, :, 0, :, :, None] * self.num_keys
-        numbers = numbers + halves[:, :, 1, :, None]
+        scores = _sums(scores)
+        numbers = _sums(halves, self.num_keys)
         shape = (*ops.shape(scores)[:3], self.top_k**2)
         scores, places = ops.top_k(ops.reshape(scores, shape), self.top_k)
         numbers = ops.take_along_axis(ops.reshape(numbers, shape), places, axis=-1)
@@ -222,6 +226,15 @@ class ProductKeyMemory(ConfiguredLayer):
 
     def compute_output_shape(self, inputs_shape):
         return (*inputs_shape[:-1], self.value_dim or inputs_shape[-1])
+
+
+def _sums(halves, factor=1):
+    """Adds all pairs of halves `[batch, length, 2, heads, top_k]`, the first scaled.
+
+    Unstacks, because OpenVINO is wrong about slices that also make an axis.
+    """
+    first, second = ops.unstack(halves, 2, axis=2)
+    return ops.expand_dims(first * factor, -1) + ops.expand_dims(second, -2)
 
 
 def _in_a_model(place, dropout, **options):

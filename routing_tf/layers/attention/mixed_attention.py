@@ -60,10 +60,10 @@ class MixedAttention(Projections):
             divide the number of heads, and the quotient must divide the heads of each
             group. Caches of full, local, sliding, strided, fixed, routed,
             cluster-strided and indexed heads contain only key heads; those of other
-            heads contain keys and values for all queries. In routed and cluster-strided heads,
-            clusters belong to a key head; all its queries choose among them and move
-            them. None (the default): as many as heads, the only number for heads that
-            share queries and keys.
+            heads contain keys and values for all queries. In routed and cluster-strided
+            heads, clusters belong to a key head; all its queries choose among them and
+            move them. None (the default): as many as heads, the only number for heads
+            that share queries and keys.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` in all
             head groups without their own `logit_soft_cap`, before the bias and masks
             are added; relative positions are part of the logits. None (the default) for

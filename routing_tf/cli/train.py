@@ -75,8 +75,9 @@ FLAGS = {
     ),
     "hparams": commands.string(
         "",
-        "Changes of hyperparameters, as name=value,name=value. Names by "
-        "subject (docs/hyperparameters.md explains them):\n" + HPARAMS,
+        "Changes of hyperparameters, as name=value,name=value; of two values of one "
+        "name the last counts. Names by subject (docs/hyperparameters.md explains "
+        "them):\n" + HPARAMS,
     ),
     "init_checkpoint": commands.path(
         "Source of the initial weights of a new run: a model directory, a .keras file, "

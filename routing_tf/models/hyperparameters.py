@@ -167,7 +167,10 @@ def field_names():
 
 
 def parse_overrides(text):
-    """Reads `"name=value,name=value"`, as a command line has it, into typed fields."""
+    """Reads `"name=value,name=value"`, as a command line has it, into typed fields.
+
+    Of two values of one name, the last counts.
+    """
     fields = {field.name: field.type for field in dataclasses.fields(Hyperparameters)}
     del fields["compatibility"]
     overrides = {}
@@ -183,11 +186,6 @@ def parse_overrides(text):
                 f"Unknown hyperparameter. Received: {item!r}."
                 f"{did_you_mean(name, fields)} Valid names are: "
                 f"{', '.join(sorted(fields))}"
-            )
-        if name in overrides:
-            raise ValueError(
-                f"Each hyperparameter must be given once. Received: {name} twice, in "
-                f"{text!r}"
             )
         overrides[name] = _parse_value(name, value, fields[name])
     return overrides

@@ -483,7 +483,7 @@ def test_other_files_are_safe(tmp_path, capsys, monkeypatch):
     # An earlier export is replaced.
     assert not run(*arguments, "--max_length=12")
     assert (folder / "saved_model.pb").read_text() == "12"
-    # The printed Python has no longer texts than the SavedModel takes.
+    # The printed Python keeps within what the SavedModel takes.
     assert not run(*arguments, "--max_length=2")
     assert "tf.constant([[3, 1]])" in capsys.readouterr().out
 

@@ -18,6 +18,7 @@ from benchmarks.tasks.task import published
 VOCABULARY = 8192
 POWER = 0.01  # of the law of the gaps
 CELLS = ((64, 4), (128, 8), (256, 16))
+SQUARES = ((64, 4), (128, 9), (256, 16), (256, 25), (256, 36))
 FIGURE_2 = (
     "Zoology (arXiv 2312.04927), Figure 2: width 64 to 512, 100,000 rows, at most 64 "
     "passes, best of 4 learning rates"
@@ -175,7 +176,5 @@ TASKS = [
         for cell in CELLS
     ),
     *(_task("forgetting", mqar, *cell, updates=cell[1] // 2) for cell in CELLS),
-    _task("compositional", compositional, 64, 4),
-    _task("compositional", compositional, 128, 9),
-    _task("compositional", compositional, 256, 16),
+    *(_task("compositional", compositional, *cell) for cell in SQUARES),
 ]

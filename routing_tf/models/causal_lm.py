@@ -165,8 +165,8 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
             **kwargs: `batch_size`, `too_long`, `num_words` and `verbose` of
                 `routing_tf.models.scoring.score`; or, without `targets` and
                 `reduction`: `token_ids`, if these are not the first argument,
-                `padding_mask`, `scoring_mode`, `layer_intercept_fn` and `target_ids`
-                of `score_positions`.
+                `padding_mask`, `scoring_mode`, `layer_intercept_fn`, `target_ids` and
+                `segment_ids` of `score_positions`.
 
         Returns:
             A `routing_tf.models.scoring.Score`, or a number for the other reductions; a

@@ -22,9 +22,10 @@ from routing_tf.models.token_scorer import scope_to_score
 REDUCTIONS = ("none", "mean", "sum")
 SCORING_MODES = ("logits", "loss")
 TOO_LONG = ("refuse", "cut", "windows")
-# The arguments of keras_hub's `score` that ours does not have.
+# The arguments that `score_positions` alone has; most are those of keras_hub's `score`.
 POSITION_ARGUMENTS = {
     "padding_mask",
+    "segment_ids",
     "scoring_mode",
     "layer_intercept_fn",
     "target_ids",
@@ -167,6 +168,7 @@ def score_positions(
     layer_intercept_fn=None,
     target_ids=None,
     routing_scope=None,
+    segment_ids=None,
 ):
     """Scores each position of a batch, like the `score` of keras_hub's language models.
 
@@ -185,6 +187,8 @@ def score_positions(
             block, counted from 0. None (the default) to change nothing.
         target_ids: `<int>[batch, length]`, the tokens that follow; needed for losses.
         routing_scope: see `score`.
+        segment_ids: `<int>[batch, length]`, ids of packed documents; without a mask, 0
+            is padding. None (the default) for one document in each row.
 
     Returns:
         Logits `<float>[batch, length, vocabulary_size]`, or losses
@@ -224,12 +228,15 @@ def score_positions(
         )
     routing_scope = scope_of(lm.hyperparameters, routing_scope)
     token_ids = ops.convert_to_tensor(token_ids, "int32")
+    if segment_ids is not None:
+        segment_ids = ops.convert_to_tensor(segment_ids, "int32")
     if padding_mask is None:
-        padding_mask = ops.ones_like(token_ids)
+        padding_mask = ops.ones_like(token_ids) if segment_ids is None else segment_ids
     padding_mask = ops.cast(padding_mask, "bool")
     hidden = lm.backbone.decode(
         token_ids,
         padding_mask,
+        segment_ids=segment_ids,
         layer_intercept_fn=layer_intercept_fn,
         routing_scope=routing_scope,
     )

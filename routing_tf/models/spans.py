@@ -96,8 +96,8 @@ def _rows_of_ids(token_ids):
     """Tells whether the ids are a single sequence; returns a list of arrays."""
     mask = None
     if isinstance(token_ids, dict):
-        mask = token_ids.get("padding_mask")
-        token_ids = token_ids.get("token_ids", ())
+        _check_names(token_ids)
+        mask, token_ids = token_ids.get("padding_mask"), token_ids["token_ids"]
     rows = [np.asarray(row) for row in token_ids]
     single = bool(rows) and all(row.ndim == 0 for row in rows)
     rows = [np.array(rows)] if single else rows
@@ -117,6 +117,18 @@ def _rows_of_ids(token_ids):
                 f"`padding_mask`. Received: {row!r}"
             )
     return single, [row.astype("int32") for row in rows]
+
+
+def _check_names(inputs):
+    others = set(inputs) - {"token_ids", "padding_mask"}
+    if others or "token_ids" not in inputs:
+        raise ValueError(
+            "`texts` must be a dict of `token_ids` and `padding_mask` if it is a dict: "
+            "each row is one document. Received: a dict of "
+            f"{', '.join(map(str, inputs)) or 'nothing'}. Give each document a row, or "
+            "score the places of packed rows by `score(token_ids=..., "
+            "segment_ids=...)`"
+        )
 
 
 def spans_of(sequence, target):

@@ -428,6 +428,18 @@ def test_ids_without_a_tokenizer():
         lm.score([[1], [3, 31]])
 
 
+def test_places_of_packed_rows(lm):
+    ids, segments = np.array([[0, 3, 4, 0, 5, 6, 0, 0]]), [[1, 1, 1, 2, 2, 2, 0, 0]]
+    inputs = {
+        "token_ids": ids,
+        "padding_mask": np.array(segments) > 0,
+        "segment_ids": np.array(segments),
+    }
+    packed = lm.score(token_ids=ids, segment_ids=segments)
+    assert_close(packed, lm(inputs))
+    assert_close(packed[:, 3:6], lm.score(token_ids=ids[:, 3:6], segment_ids=[[1] * 3]))
+
+
 def test_words_as_the_papers_count_them(lm):
     text = "the cat sat"
     result = lm.score(text, num_words=5)
@@ -476,6 +488,11 @@ BY_IDS = {"texts": None, "token_ids": IDS}
             {"texts": {"token_ids": [[9, 9]], "padding_mask": [[True]]}},
             "`padding_mask` must have the shape",
         ),
+        (
+            {"texts": {"token_ids": [[9, 9]], "segment_ids": [[1, 2]]}},
+            "each row is one document. Received: a dict of token_ids, segment_ids",
+        ),
+        ({"texts": {"ids": [[9, 9]]}}, "Received: a dict of ids"),
         # As keras_hub's models are scored.
         ({"token_ids": IDS}, "Either.*both"),
         ({**BY_IDS, "targets": [(0, 1)]}, "`targets` and `reduction`"),

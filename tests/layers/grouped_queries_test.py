@@ -6,6 +6,7 @@ from functools import partial
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 from routing_tf import layers
 from tests import golden_cases
@@ -181,6 +182,28 @@ def test_all_queries_may_have_one_key():
     assert attention.key_kernel.shape == (DIM, KEY_DIM)
     assert attention.value_kernel.shape == (DIM, VALUE_DIM)
     helpers.assert_pieces_equal_the_whole(attention, helpers.normal(2, LENGTH, DIM), 8)
+
+
+@pytest.mark.parametrize("kind", ["full_shifted", "token_choice_apart_shifted"])
+def test_steps_in_a_loop_when_all_queries_have_one_key(kind):
+    attention = built(make(kind), num_key_value_heads=1)
+    x = helpers.normal(1, LENGTH, DIM)
+
+    def looped(x):
+        def step(index, outputs, cache):
+            token = ops.slice(x, (0, index, 0), (1, 1, DIM))
+            output, cache = attention(
+                token, use_causal_mask=True, cache=cache, cache_index=index
+            )
+            outputs = ops.concatenate([outputs[:, 1:], output], axis=1)
+            return index + 1, outputs, cache
+
+        start = 0, ops.zeros_like(x), attention.make_cache(1, LENGTH)
+        return ops.while_loop(lambda index, *_: index < LENGTH, step, start)[1]
+
+    expected, _ = golden_cases.run(attention, x, use_causal_mask=True)
+    outputs = helpers.compiled(looped, jit_compile=False)(x)
+    golden_cases.assert_close(outputs, expected, 1e-5)
 
 
 @pytest.mark.parametrize(

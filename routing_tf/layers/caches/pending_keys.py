@@ -44,26 +44,27 @@ def offer(pending, index, mask, **keys):
     Args:
         pending: as returned by `none` or this function.
         index: position of the first token.
-        mask: `<bool>[B, 1, T]`, False for padding. What stands behind the last real
-            token of a row offers nothing, and may be room.
+        mask: `<bool>[B, 1, T]`, False for padding; None for no padding. What stands
+            behind the last real token of a row offers nothing, and may be room.
         **keys: `[B, H, T, ...]`, what belongs to a key, by the names of `none`.
 
     Returns:
         `keys` of the tokens before; which of them are there, `<bool>[B, 1, T]`; which
         of them the token follows at once, likewise; and what is held behind the tokens.
     """
-    last = last_token(mask)
+    is_real = known_mask(next(iter(keys.values())), mask)
+    last = last_token(is_real)
     before = pending["position"][:, None, None]
-    moved = {
-        n: ops.concatenate([pending[n], _first(x)], axis=2) for n, x in keys.items()
-    }
-    is_earlier = _first(mask[..., None])[..., 0]
-    is_there = ops.concatenate([before >= 0, is_earlier], axis=2)
-    is_there = ops.logical_and(is_there, numbers(mask.shape[2]) <= last[..., None])
-    follows = ops.concatenate([before == index - 1, is_earlier], axis=2)
+    moved = {n: _one_later(pending[n], x) for n, x in keys.items()}
+    is_there = _one_later(before >= 0, is_real)
+    is_there = ops.logical_and(is_there, numbers(is_real.shape[2]) <= last[..., None])
+    follows = _one_later(before == index - 1, is_real)
     place = ops.maximum(last, 0)
     has_real = last >= 0
-    held = {n: _held(x, place, has_real, pending[n]) for n, x in keys.items()}
+    # Without a mask, nothing to choose from: TensorFlow 2.21 loses a loop around a step
+    # where it finds out by itself that a choice between such keys is none.
+    old = dict.fromkeys(keys) if mask is None else pending
+    held = {n: _held(x, place, has_real, old[n]) for n, x in keys.items()}
     position = ops.where(has_real[:, 0], index + last[:, 0], pending["position"])
     return moved, is_there, follows, {**held, "position": position}
 
@@ -76,8 +77,7 @@ def offer_inputs(pending, index, inputs):
         index: as in `offer`.
         inputs: `HeadInputs` of the tokens.
     """
-    mask = known_mask(inputs.value, inputs.key_mask)
-    moved, _, follows, pending = offer(pending, index, mask, key=inputs.key)
+    moved, _, follows, pending = offer(pending, index, inputs.key_mask, key=inputs.key)
     value_mask = combine_masks(follows, inputs.value_mask)
     inputs = dataclasses.replace(inputs, key=moved["key"], value_mask=value_mask)
     return inputs, pending
@@ -90,10 +90,9 @@ def offer_tokens(pending, index, tokens):
     of keys is then True where there is one, and that of values where it may be read.
     """
     inputs, of_keys = tokens.inputs, tokens.of_keys
-    mask = known_mask(inputs.value, tokens.key_mask)
     key = ops.cast(tokens.key, pending["key"].dtype)
     moved, is_there, follows, pending = offer(
-        pending, index, mask, key=key, entries=of_keys.entries
+        pending, index, tokens.key_mask, key=key, entries=of_keys.entries
     )
     value_mask = combine_masks(follows, inputs.value_mask)
     tokens = dataclasses.replace(
@@ -106,14 +105,16 @@ def offer_tokens(pending, index, tokens):
     return tokens, pending
 
 
-def _first(x):
-    """Returns all but the last token of `[B, H, T, ...]`."""
-    return x[:, :, : x.shape[2] - 1]
+def _one_later(first, x):
+    """Returns `first`, `[B, H, 1, ...]`, and all but the last token of `x`."""
+    if x.shape[2] == 1:
+        return first
+    return ops.concatenate([first, x[:, :, :-1]], axis=2)
 
 
 def _held(x, place, is_new, old):
-    """Returns `[B, H, 1, ...]` at places `[B, 1]`, or what was held before."""
+    """Returns `[B, H, 1, ...]` at places `[B, 1]`, or `old` where none is new."""
     if x.shape[2] > 1:
         index = ops.broadcast_to(place[..., None], (*ops.shape(x)[:2], 1))
         x = gathering.gather(x, index)
-    return ops.where(is_new[..., None, None], x, old)
+    return x if old is None else ops.where(is_new[..., None, None], x, old)

@@ -313,6 +313,21 @@ def test_weights_must_be_finite(tmp_path):
     assert_refused("must be finite.*emb_dense/bias", name, arrays, tmp_path)
 
 
+@pytest.mark.parametrize(
+    "change, wanted",
+    [
+        ({"sparsity_strided_num_heads": None}, "an integer.* 0, for example"),
+        ({"batch_size": "x"}, "an integer"),
+        ({"query_shape": 64}, "a list of integers.*Received: query_shape=64"),
+    ],
+)
+def test_hparams_of_another_kind_than_the_release_has(change, wanted):
+    name = "wikitext103_local_cluster4k"
+    (setting,) = change
+    with pytest.raises(ValueError, match=f"`{setting}` must be {wanted}"):
+        load(name, hparams={**hparams_of(name), **change})
+
+
 @pytest.mark.parametrize("content", [None, "[1]", "{"])
 def test_hparams_that_cannot_be_read(content, tmp_path):
     path = tmp_path / "hparams.json"

@@ -1,6 +1,7 @@
 """Translating hyperparameters of the release to ours."""
 
 from routing_tf.files import safe_loading
+from routing_tf.layers.support.validation import is_integer
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.release.hparams_sets import _BASE
 from routing_tf.models.release.hparams_sets import _IMAGE_BASE
@@ -30,6 +31,7 @@ _NEUTRAL_IN_TRAINING = {
 def read_hparams(hparams):
     """Returns hyperparameters as a dict, read from a file if they are its path."""
     if isinstance(hparams, dict):
+        _check_numbers(hparams)
         return hparams
     try:
         found = safe_loading.read_json(hparams)
@@ -43,7 +45,25 @@ def read_hparams(hparams):
             "`hparams` must be a JSON object of names and values. Received: a "
             f"{type(found).__name__} in {str(hparams)!r}"
         )
+    _check_numbers(found)
     return found
+
+
+def _check_numbers(hparams):
+    """Refuses other values where the release has whole numbers, or a list of them."""
+    usual = {**_IMAGE_BASE, **_BASE}
+    for name, value in hparams.items():
+        is_list = isinstance(usual.get(name), tuple)
+        if not is_list and not is_integer(usual.get(name)):
+            continue
+        wanted = "a list of integers" if is_list else "an integer"
+        if is_list != isinstance(value, (list, tuple)) or not all(
+            map(is_integer, value if is_list else [value])
+        ):
+            raise ValueError(
+                f"`{name}` must be {wanted}, as in the release's sets: "
+                f"{usual[name]!r}, for example. Received: {name}={value!r}"
+            )
 
 
 def hyperparameters_from_release(hparams, faithful=False, **fields):

@@ -108,7 +108,7 @@ class BlockTopKHeads(HeadGroup):
                 chosen_blocks.comparable(inputs.query), memory
             )
             chosen = chosen_blocks.best_blocks(
-                scores, combine_masks(candidates, has_keys), count
+                scores, combine_masks(candidates, has_keys), count, training
             )
         mixing_scores = None
         if self.mix == "scores":

@@ -208,7 +208,8 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
             return self._attend_to_copies(inputs, index, training, learns)
         visible = self._visible(inputs, numbers(length))
         scores = index.scores()
-        seen = is_among(best_blocks(scores, visible, self.num_selected), length)
+        chosen = best_blocks(scores, visible, self.num_selected, training)
+        seen = is_among(chosen, length)
         if warms_up:
             warm = ops.convert_to_tensor(self.training_steps) < self.warm_up_steps
             seen = ops.where(warm, visible, seen)
@@ -232,7 +233,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
     def _attend_to_copies(self, inputs, index, training, learns):
         """Attends to the chosen tokens alone, of which each query gets copies."""
         length, heads = inputs.value.shape[2], self.num_indexer_heads
-        choose = functools.partial(self._choose, inputs, index)
+        choose = functools.partial(self._choose, inputs, index, training)
         if training:
             size = MOST_NUMBERS // (heads * length)
             chosen = in_blocks(choose, length, size, axis=1)
@@ -247,14 +248,15 @@ class IndexedHeads(ReadsFeatures, HeadGroup):
             axis=2,
         )
 
-    def _choose(self, inputs, index, places):
+    def _choose(self, inputs, index, training, places):
         """Returns the tokens that queries read, `<int32>[B, Q, K]`; S for none.
 
         `places` are those of the queries, `<int32>[Q]`.
         """
         query, weights = (ops.take(x, places, axis=1) for x in index[:2])
         scores = Index(query, weights, index.key).scores()
-        return best_blocks(scores, self._visible(inputs, places), self.num_selected)
+        visible = self._visible(inputs, places)
+        return best_blocks(scores, visible, self.num_selected, training)
 
     def _read(self, inputs, index, places, chosen, training=None, learns=False):
         """Attends with the queries at `places` to the tokens that each has chosen."""

@@ -3,8 +3,10 @@
 import keras
 import numpy as np
 import pytest
+from keras import ops
 
 from routing_tf import zoo
+from routing_tf.zoo.parts.chosen_blocks import best_blocks
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import patterns
@@ -45,6 +47,15 @@ def test_the_choice_does_not_depend_on_the_length_of_vectors():
     attention = helpers.attention(heads.from_config(heads.get_config()))
     x = helpers.normal(1, 12, 8) * np.float32(1e-20)
     helpers.assert_pieces_equal_the_whole(attention, x, 7)
+
+
+def test_of_nearly_equal_blocks_the_earlier_ones_are_chosen():
+    """As rounding differs between one pass and pieces; in training it may decide."""
+    scores = np.float32([[3.0, 1.0, 1.000001, 1.0001, -np.inf]])
+    assert scores[0, 2] > scores[0, 1]
+    for training, expected in ((None, [0, 3, 1]), (True, [0, 3, 2])):
+        chosen = best_blocks(ops.array(scores), ops.array(scores > 0), 3, training)
+        np.testing.assert_array_equal(golden_cases.to_numpy(chosen), [expected])
 
 
 def test_dropout_falls_on_single_keys():

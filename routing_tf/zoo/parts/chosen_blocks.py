@@ -14,6 +14,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.caches import rows
+from routing_tf.layers.routing import membership
 from routing_tf.layers.routing.cluster_order import ClusterOrder
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
 from routing_tf.layers.support import backends
@@ -27,6 +28,10 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.products import product
+
+# A fraction of a query's largest score. It exceeds the differences that rounding, which
+# depends on shapes, makes between equal blocks in one pass and in pieces.
+NEAR_TIE = 2e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -89,12 +94,13 @@ def comparable(query):
     return query / ops.where(length > 0, length, 1)
 
 
-def best_blocks(scores, candidates, count):
+def best_blocks(scores, candidates, count, training=None):
     """Returns the `count` blocks with the highest scores of each query.
 
     From `<float32>[..., G]` and a mask of those that may be chosen, broadcastable to
     it, to `<int32>[..., K]`: G if there is no block left. K is `count`, or G if it is
-    known and less. Of equal blocks, the earlier ones are chosen.
+    known and less. Of blocks that are equal up to rounding, the earlier ones are
+    chosen. In training, rounding may decide among them, which is faster.
     """
     num_blocks = length_of(scores, -1)
     # A finite number cannot hide arbitrarily large ones.
@@ -104,6 +110,11 @@ def best_blocks(scores, candidates, count):
     else:
         padding = [(0, 0)] * (len(scores.shape) - 1) + [(0, count)]
         scores = ops.pad(scores, padding, constant_values=-np.inf)
+    if not training:
+        sizes = ops.abs(scores)
+        sizes = ops.where(sizes < np.inf, sizes, 0)
+        near_tie = NEAR_TIE * extremes.largest(sizes, axis=-1, keepdims=True)
+        scores = membership.settled(scores, count, near_tie)
     best, blocks = backends.top_k(scores, count)
     return ops.where(best > -np.inf, ops.cast(blocks, "int32"), num_blocks)
 

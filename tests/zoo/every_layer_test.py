@@ -111,6 +111,15 @@ def test_no_later_token_influences_an_output(name):
         assert np.any(after[:, earlier:] != before[:, earlier:])
 
 
+@pytest.mark.parametrize("name", ["experts", "sparse", "memory", *RECURRENT[:2]])
+def test_other_axes_than_it_was_built_for_are_refused(name):
+    layer = memory() if name == "memory" else CASES[name]()
+    layer.build((None, None, DIM))
+    for shape in ((LENGTH, DIM), (BATCH, LENGTH, 1, DIM), (BATCH, LENGTH, DIM + 1)):
+        with pytest.raises(ValueError, match=f"{type(layer).__name__}` must"):
+            layer(np.zeros(shape, "float32"))
+
+
 @pytest.mark.parametrize(
     "name",
     ["learner", "learner, softmax", "experts", "two experts", "block, experts"]

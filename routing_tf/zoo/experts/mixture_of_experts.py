@@ -209,7 +209,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
 
     def build(self, inputs_shape):
         arguments.tokens_shape(self, inputs_shape)
-        dim, hidden = inputs_shape[-1], self.intermediate_dim
+        self.dim = dim = inputs_shape[-1]
+        hidden = self.intermediate_dim
         self.router_kernel = self.add_weight(
             name="router_kernel",
             shape=(dim, self.num_experts),
@@ -286,7 +287,7 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
     def call(self, inputs, mask=None, training=None, cache=None):
         if cache is not None:
             self._check_cache()
-        x, real = arguments.without_padding(inputs, mask)
+        x, real = self._tokens(inputs, mask)
         logits = self._logits(x, training)
         probabilities = ops.softmax(logits, axis=-1)
         routes, taken = self._routes(probabilities, real, training, cache)
@@ -310,9 +311,13 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
             `places` (how many tokens of the sequence were there before), `is_chosen`
             (False for padding), and `is_placed` (False where there was no place, too).
         """
-        x, real = arguments.without_padding(ops.convert_to_tensor(inputs), mask)
+        x, real = self._tokens(ops.convert_to_tensor(inputs), mask)
         probabilities = ops.softmax(self._logits(x), axis=-1)
         return self._routes(probabilities, real)[0]
+
+    def _tokens(self, inputs, mask):
+        arguments.tokens_shape(self, inputs.shape, self.dim)
+        return arguments.without_padding(inputs, mask)
 
     def _logits(self, x, training=None):
         """Returns the logits of the experts `<float32>[batch, length, num_experts]`."""

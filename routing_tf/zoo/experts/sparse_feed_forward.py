@@ -135,7 +135,7 @@ class SparseFeedForward(ConfiguredLayer):
 
     def build(self, inputs_shape):
         arguments.tokens_shape(self, inputs_shape)
-        dim = inputs_shape[-1]
+        self.dim = dim = inputs_shape[-1]
         self.bottleneck.build(inputs_shape)
         self.controller.build((None, None, self.controller_dim))
         # Both kernels have a row for each unit.
@@ -154,7 +154,7 @@ class SparseFeedForward(ConfiguredLayer):
         )
 
     def call(self, inputs, training=None):
-        arguments.tokens_shape(self, inputs.shape)
+        arguments.tokens_shape(self, inputs.shape, self.dim)
         logits = self._logits(inputs)
         if inputs.shape[1] == 1 and not training:
             return self._from_chosen_rows(inputs, place_of_largest(logits))
@@ -178,7 +178,7 @@ class SparseFeedForward(ConfiguredLayer):
         """
         arguments.check_built(self, "choose")
         inputs = ops.convert_to_tensor(inputs)
-        arguments.tokens_shape(self, inputs.shape)
+        arguments.tokens_shape(self, inputs.shape, self.dim)
         logits = self._logits(inputs)
         return place_of_largest(logits)
 

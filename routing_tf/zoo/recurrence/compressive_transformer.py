@@ -184,6 +184,7 @@ class CompressiveAttention(TransformerXLAttention):
         return state
 
     def call(self, inputs, mask=None, training=None, state=None):
+        arguments.tokens_shape(self, inputs.shape, self.dim)
         x, real = arguments.without_padding(inputs, mask)
         begins = state is None
         if begins:
@@ -196,7 +197,7 @@ class CompressiveAttention(TransformerXLAttention):
         outputs, differences = [], []
         for own, own_real in segments(x, real, self.segment_length):
             is_whole = own.shape[1] == self.segment_length
-            position = 0 if is_whole else state["position"][0]
+            position = 0 if is_whole else _common(state["position"])
             output, state = self._read(own, own_real, state, position, training)
             outputs.append(output)
             ended, left = self._ended(state)
@@ -205,7 +206,7 @@ class CompressiveAttention(TransformerXLAttention):
                 if training and self.trainable:
                     differences.append(self._difference(own, own_real, *left))
             else:
-                is_end = state["position"][0] == self.segment_length
+                is_end = _common(state["position"]) == self.segment_length
                 state = {k: ops.where(is_end, ended[k], state[k]) for k in ended}
         if differences:
             self._add_loss(differences)
@@ -362,6 +363,11 @@ class CompressiveAttention(TransformerXLAttention):
         if self.compression == "convolution" and self.reconstruction_weight:
             weighted = self.reconstruction_weight * loss
             add_named_loss(self, "reconstruction_loss", weighted)
+
+
+def _common(positions):
+    """Returns the position that all rows have; 0 for no rows."""
+    return ops.maximum(largest(positions), 0)
 
 
 @keras.saving.register_keras_serializable("routing_tf")

@@ -224,6 +224,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         return empty_memories(self, batch_size, memory=length)
 
     def call(self, inputs, mask=None, training=None, state=None):
+        arguments.tokens_shape(self, inputs.shape, self.dim)
         x, real = arguments.without_padding(inputs, mask)
         if state is None:
             memory, seen = self._nothing(x, real)

@@ -1,5 +1,7 @@
 """Optional ids of packed documents among the inputs of a model."""
 
+import numpy as np
+
 OF_TEXT = ("segment_ids",)
 # In the order of attention to another sequence: of query, of value.
 OF_PAIR = ("decoder_segment_ids", "encoder_segment_ids")
@@ -15,7 +17,7 @@ def without_segment_ids(inputs, names=OF_TEXT):
             together, and the ids are a tuple in this order.
 
     Raises:
-        ValueError: if there are ids of other names, or only one of a pair.
+        ValueError: if there are ids of other names or axes, or only one of a pair.
     """
     found = [name for name in NAMES if isinstance(inputs, dict) and name in inputs]
     if not found:
@@ -28,8 +30,19 @@ def without_segment_ids(inputs, names=OF_TEXT):
             "and `encoder_segment_ids`, another one `segment_ids`"
         )
     others = {name: x for name, x in inputs.items() if name not in names}
-    ids = tuple(inputs[name] for name in names)
+    ids = tuple(_checked(name, inputs[name]) for name in names)
     return others, ids if len(ids) > 1 else ids[0]
+
+
+def _checked(name, ids):
+    # The same names have masks, which may be None.
+    ids = np.asarray(ids) if isinstance(ids, list) else ids
+    if ids is not None and len(ids.shape) != 2:
+        raise ValueError(
+            f"`{name}` must have the shape [batch, length] of the token ids. Received: "
+            f"shape={tuple(ids.shape)}"
+        )
+    return ids
 
 
 def inputs_of(model, batch):

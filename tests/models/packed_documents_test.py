@@ -202,9 +202,18 @@ def test_steps_start_anew_with_a_document(positions):
     np.testing.assert_allclose(again, whole[:, last], rtol=1e-3, atol=1e-4)
 
 
+def test_ids_may_be_lists():
+    lm, x = small_models.language_model(**ROUTED), packed()
+    lists = {**x, "segment_ids": x["segment_ids"].tolist()}
+    np.testing.assert_array_equal(output(lm, lists), output(lm, x))
+
+
 def test_refusals():
+    lm = small_models.language_model(**ROUTED)
     with pytest.raises(ValueError, match="`segment_ids` cannot be used with `gener"):
-        small_models.language_model(**ROUTED).generate(packed())
+        lm.generate(packed())
+    with pytest.raises(ValueError, match=r"`segment_ids` must have the shape \[batch"):
+        lm(packed(segment_ids=ROW))
     lm, x = small_seq2seq.language_model(), packed_pairs()
     with pytest.raises(ValueError, match="`decoder_segment_ids` cannot be used with"):
         lm.generate(x)

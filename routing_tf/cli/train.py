@@ -25,6 +25,7 @@ on standard output is the score of the held-out data.
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 
@@ -167,6 +168,13 @@ FLAGS = {
         largest=2**32 - 1,  # Keras's and NumPy's
     ),
 }
+# What a run does not keep, and each call may have another way.
+OF_A_CALL = (
+    *commands.BACKEND,
+    *("strategy", "tpu", "virtual_devices", "on_nan", "jit_compile", "steps_per_call"),
+    *("eval_every", "eval_examples", "checkpoint_every", "log_every"),
+    *("sample_bytes", "sample_images"),
+)
 
 
 def define_flags(values=flags.FLAGS):
@@ -303,8 +311,7 @@ def train(config, problem, engine, options):
         if engine.is_chief:
             print(
                 f"{'' if is_read else 'standard output is closed: '}"
-                f"stopped at step {trainer.step}; to continue: "
-                f"python -m routing_tf.train --model_dir={options.model_dir}",
+                f"stopped at step {trainer.step}; to continue: {continuation(options)}",
                 file=sys.stdout if is_read else sys.stderr,
             )
         if not is_read:
@@ -315,6 +322,13 @@ def train(config, problem, engine, options):
         finish(trainer, result, options)
     engine.agree(False)  # the others wait until the first is done
     return 0
+
+
+def continuation(options):
+    """Returns the command that continues a run, with flags that it does not keep."""
+    given = [options[name].serialize() for name in OF_A_CALL if options[name].present]
+    command = ["python", "-m", "routing_tf.train", f"--model_dir={options.model_dir}"]
+    return shlex.join(command + given)
 
 
 def finish(trainer, result, options):

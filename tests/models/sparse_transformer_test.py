@@ -10,6 +10,7 @@ from tests import golden_cases
 from tests.models import image_transformer_test
 from tests.models import preset_variables_test
 from tests.models import small_models
+from tests.zoo import dense_blocks
 
 STRIDE, HEADS, COLUMNS, GAIN = 4, 2, 2, 0.125
 SETTINGS = {
@@ -78,47 +79,6 @@ def sees(pattern, arrangement, layer, length):
     return np.stack([halves[layer % 2]] * HEADS)
 
 
-def norm(x, gamma, beta):
-    x = x - x.mean(axis=-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * gamma + beta
-
-
-def attention(x, weights, visible):
-    def heads(name):
-        y = x @ weights[f"attention/{name}_kernel"] + weights[f"attention/{name}_bias"]
-        return y.reshape(*y.shape[:2], HEADS, -1).swapaxes(1, 2)
-
-    query, key, value = heads("query"), heads("key"), heads("value")
-    logits = query @ key.swapaxes(-1, -2) / np.sqrt(query.shape[-1])
-    shares = np.exp(logits) * visible
-    # A query without a key gets zero.
-    sums = shares.sum(axis=-1, keepdims=True)
-    attended = shares / np.where(sums == 0, 1, sums) @ value
-    joined = attended.swapaxes(1, 2).reshape(*x.shape[:2], -1)
-    return (
-        joined @ weights["attention/output_kernel"] + weights["attention/output_bias"]
-    )
-
-
-def feed_forward(x, weights):
-    first, second = "feed_forward/input/", "feed_forward/output/"
-    y = x @ weights[f"{first}kernel"] + weights[f"{first}bias"]
-    y = y / (1 + np.exp(-1.702 * y))
-    return y @ weights[f"{second}kernel"] + weights[f"{second}bias"]
-
-
-def block(h, weights, visible):
-    """`H + a(H) + b(H)`, section 5.2."""
-
-    def normed(x, part):
-        name = f"{part}_input/norm_0"
-        return norm(x, weights[f"{name}/gamma"], weights[f"{name}/beta"])
-
-    a = attention(normed(h, "attention"), weights, visible)
-    b = feed_forward(normed(h + a, "feed_forward"), weights)
-    return h + a + b
-
-
 def all_weights(lm):
     return {v.path: np.float64(small_models.array(v)) for v in lm.trainable_variables}
 
@@ -139,8 +99,9 @@ def test_logits_are_those_of_the_paper(pattern, arrangement):
     h = h + weights["grid_embedding/axis_1_embeddings"][position % STRIDE]
     for layer in range(3):
         visible = sees(pattern, arrangement, layer, 23)
-        h = block(h, of(weights, f"block_{layer}"), visible)
-    h = norm(h, *of(weights, "final_norm").values())
+        # `H + a(H) + b(H)`, section 5.2.
+        h = dense_blocks.block(h, lm.backbone.blocks[layer], visible[None])
+    h = dense_blocks.norm(h, lm.backbone.final_norm)
     expected = h @ weights["logits/kernel"] + weights["logits/bias"]
 
     logits, _ = golden_cases.run(lm, x)

@@ -98,6 +98,7 @@ def heads_of(attention, name, x):
 def attend(attention, x, memory, sees, more_logits=None):
     """Attention of one group of heads where `sees` `[batch, length, memory length]`.
 
+    `sees` may have an axis of heads behind that of the batch.
     `more_logits` is a function of the queries `[batch, heads, length, size]`, not yet
     scaled, that returns what is added to their products with the keys.
     """
@@ -105,9 +106,8 @@ def attend(attention, x, memory, sees, more_logits=None):
     key, value = (heads_of(attention, name, memory) for name in ("key", "value"))
     more = 0.0 if more_logits is None else more_logits(query, key)
     scale = query.shape[-1] ** -0.5
-    found, _ = helpers.dense_attention(
-        query * scale, key, value, sees[:, None], more * scale
-    )
+    sees = sees[:, None] if sees.ndim == 3 else sees
+    found, _ = helpers.dense_attention(query * scale, key, value, sees, more * scale)
     joined = found.swapaxes(1, 2).reshape(*x.shape[:2], -1)
     kernel, bias = values(attention.output_kernel, attention.output_bias)
     return joined @ kernel.reshape(joined.shape[-1], -1) + bias.reshape(-1)

@@ -206,13 +206,6 @@ def test_images_sub_pixel_by_sub_pixel(pattern, arrangement):
         golden_cases.assert_close(logits, expected[:, place], 2e-5)
 
 
-def test_inputs_longer_than_the_grid_are_refused():
-    lm = language_model(max_sequence_length=8)
-    assert lm(small_models.inputs((8, 8), buffer=8)).shape == (2, 8, 31)
-    with pytest.raises(ValueError, match="longer than the grid.*9 positions"):
-        lm(small_models.inputs((9, 9), buffer=9))
-
-
 def test_a_text_may_end_where_the_grid_does():
     lm = language_model("fixed", "merged", num_layers=1, max_sequence_length=12)
     lm.compile(sampler="greedy")

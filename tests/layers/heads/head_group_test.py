@@ -101,16 +101,6 @@ def test_shifted_keys_are_for_causal_self_attention(kind):
             group(**arrays, use_causal_mask=causal, is_cross_attention=cross)
 
 
-@pytest.mark.parametrize(
-    "kind", ["full", "local", "strided", "token_choice", "cluster_strided", "hashed"]
-)
-def test_a_causal_mask_needs_one_length(kind):
-    group = kinds.CAUSAL[kind]()
-    query, (key, value) = tokens(group)["query"], helpers.normal(2, 2, HEADS, 7, DIM)
-    with pytest.raises(ValueError, match="use_causal_mask.*lengths 14 and 7"):
-        group(query, key, value, use_causal_mask=True)
-
-
 def test_a_group_without_a_pattern_says_so():
     group = layers.HeadGroup(1)
     group.build(*[(1, 1, 4, 2)] * 3)

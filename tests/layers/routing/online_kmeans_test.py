@@ -146,20 +146,6 @@ def test_follows_algorithm_1(num_streams):
     assert_state_close(kmeans, {"centroids": expected})
 
 
-def test_state_moves_only_in_training_and_only_if_trainable():
-    kmeans = built_kmeans()
-    before = state_of(kmeans)
-    for training in (None, False):
-        golden_cases.run(kmeans, tokens(), training=training)
-    kmeans.trainable = False
-    kmeans(tokens(), training=True)
-    assert_state_close(kmeans, before, 0.0)
-    kmeans.trainable = True
-    golden_cases.run(kmeans, tokens(), training=True)
-    for name, value in state_of(kmeans).items():
-        assert np.all(np.any(value != before[name], axis=-1)), name
-
-
 @pytest.mark.parametrize("update_rule", ["ema", "paper"])
 def test_held_updates_of_parts_add_up(update_rule):
     options = {"update_rule": update_rule, "revive_after": 2, "balance_rate": 0.1}

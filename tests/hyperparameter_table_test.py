@@ -15,14 +15,6 @@ def test_the_documentation_holds_the_tables():
     )
 
 
-def test_defaults_and_meanings_are_those_of_the_class():
-    tables = hyperparameter_table.tables()
-    assert "| `hidden_dim` | `512` | size of a token's vector between the" in tables
-    assert "| `key_dim` | `none` | size of a query or key of one head; None" in tables
-    assert "| `ema` | `true` | whether centroids follow moving averages" in tables
-    assert "| `balance_rate` | `0.0` | how fast clusters become even" in tables
-
-
 def test_the_command_writes_a_file(monkeypatch, capsys, tmp_path):
     for flags in ([], [f"--output={tmp_path / 'table.md'}"]):
         monkeypatch.setattr(sys, "argv", ["hyperparameter_table.py", *flags])

@@ -28,12 +28,6 @@ def test_the_documentation_holds_the_tables():
     )
 
 
-def test_every_preset_has_one_row():
-    tables = preset_table.tables(lambda name: 0)
-    for name in models.preset_names():
-        assert tables.count(f"| `{name}` |") == 1
-
-
 def test_models_are_counted_unless_told_otherwise(monkeypatch):
     monkeypatch.setattr(models, "preset_names", lambda kind=None: ["byte_tiny"])
     assert "| 38,658 |" in preset_table.tables()

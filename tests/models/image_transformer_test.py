@@ -127,13 +127,6 @@ def test_label_takes_part_everywhere():
     assert (np.abs(first[1] - second[1]).max(axis=-1) > 1e-6).all()
 
 
-def test_images_alone_will_do():
-    model = image_model()
-    images = random_images()
-    expected = output(model, {"images": images})
-    np.testing.assert_array_equal(output(model, images), expected)
-
-
 @pytest.mark.usefixtures("compiled")  # many steps of one small function
 class TestGenerate:
     greedy = keras_hub.samplers.GreedySampler()

@@ -1,6 +1,5 @@
 """Tests of what holds for every kind of heads."""
 
-import keras
 import numpy as np
 import pytest
 
@@ -55,40 +54,14 @@ def test_a_query_without_a_place_gets_zero(kind):
     np.testing.assert_array_equal(outputs[1], expected)
 
 
-@pytest.mark.parametrize(
-    "kind, setting",
-    [("local", "fixed"), ("strided", "trainable"), ("hashed", "trainable")],
-)
-def test_weight_of_the_token_bias(kind, setting):
-    group, plain = built_group(kind, token_bias_weight=setting), built_group(kind)
-    weights = [w for w in group.weights if w.name == "token_bias_weight"]
-    assert [w.trainable for w in weights] == [setting == "trainable"]
-    fresh = kinds.CAUSAL[kind](token_bias_weight=setting)
-    fresh.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
-    assert golden_cases.to_numpy(fresh.bias_weight) == 1.0
-    assert len(plain.weights) == len(group.weights) - 1
-    others = [w for w in group.weights if w is not weights[0]]
-    for weight, other in zip(plain.weights, others, strict=True):
-        weight.assign(other)
-    weights[0].assign(2.5)
-    bias = helpers.normal(BATCH, LENGTH, seed=5)
-
-    def differentiate(layer, bias):
-        return golden_cases.gradients(
-            layer,
-            lambda output, losses: keras.ops.sum(output**2),
-            {**tokens(layer), "token_bias": bias, "use_causal_mask": True},
-            wrt=("token_bias",),
-        )
-
-    weighted, expected = differentiate(group, bias), differentiate(plain, 2.5 * bias)
-
-    golden_cases.assert_close(weighted.outputs, expected.outputs, 1e-5)
-    by_bias = expected.inputs["token_bias"]
-    golden_cases.assert_close(weighted.inputs["token_bias"], 2.5 * by_bias, 1e-4)
-    if setting == "trainable":
-        gradient = weighted.variables[weights[0].path]
-        golden_cases.assert_close(gradient, np.sum(bias * by_bias), 1e-3)
+@pytest.mark.parametrize("setting", ["fixed", "trainable"])
+def test_the_weight_of_the_token_bias_starts_at_one(setting):
+    """The golden cases have what it does, and its gradient."""
+    group = kinds.CAUSAL["local"](token_bias_weight=setting)
+    group.build(*[(BATCH, HEADS, LENGTH, DIM)] * 3)
+    (weight,) = [w for w in group.weights if w.name == "token_bias_weight"]
+    assert weight.trainable == (setting == "trainable")
+    assert golden_cases.to_numpy(weight) == 1.0
 
 
 @pytest.mark.parametrize("kind", kinds.SHIFTED)

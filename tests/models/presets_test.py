@@ -141,14 +141,6 @@ def test_flaws_of_the_release_come_only_on_request(name):
     assert sound == flawed.replace(**asked_for)
 
 
-def test_rt_base_is_the_registered_set_with_two_changes():
-    assert models.preset_hyperparameters("pg19_rt_base") == (
-        models.preset_hyperparameters("pg19_local_cluster8k").replace(
-            feed_forward="relu", num_local_only_layers=20
-        )
-    )
-
-
 @pytest.mark.parametrize(
     "hparams",
     [

@@ -73,12 +73,3 @@ def test_equals_another_implementation(name):
 
     output, expected = (x.swapaxes(1, 2)[mask] for x in (output, golden[name]))
     golden_cases.assert_close(output, expected, 1e-5)
-
-
-def test_sequences_of_a_batch_do_not_touch_each_other():
-    """The code of the paper starts from the largest norm in a batch."""
-    group = helpers.built(zoo.NystromHeads(HEADS, 4, 2, convolution_size=None))
-    arrays = helpers.streams(12)
-    others = [np.concatenate([x[:1], 9 * x[1:]]) for x in arrays]
-    outputs = [golden_cases.run(group, *each)[0][0] for each in (arrays, others)]
-    np.testing.assert_array_equal(*outputs)

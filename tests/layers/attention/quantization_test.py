@@ -72,23 +72,6 @@ def in_block():
     return layers.TransformerBlock(attention, layers.FeedForward(16))
 
 
-@pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
-@pytest.mark.parametrize("is_sequential", [True, False])
-def test_files_load_whatever_is_around_a_layer(is_sequential, tmp_path):
-    """Keras builds a loaded `Sequential` under other paths."""
-    x = helpers.normal(2, LENGTH, DIM)
-    model = keras.Sequential([in_block()])
-    if not is_sequential:
-        inputs = keras.Input((LENGTH, DIM))
-        model = keras.Model(inputs, in_block()(inputs))
-    model(x)
-    model.quantize("int8")
-    expected = model.predict_on_batch(x)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_array_equal(loaded.predict_on_batch(x), expected)
-
-
 def test_parts_may_be_quantized_before_the_whole_is_built():
     block = in_block()
     block.feed_forward(helpers.normal(1, 2, DIM))

@@ -157,31 +157,6 @@ def test_no_later_token_nor_padding_reaches_an_output(kind):
     assert (outputs[0] != outputs[2]).any()
 
 
-@pytest.mark.parametrize("number", [0, ALL])
-def test_gradients_reach_matches_in_other_clusters(number):
-    """One token lies in the other cluster than all the rest."""
-    query, _, value = sequences()
-    query[:] = np.abs(query) + np.arange(DIM)
-    query[:, :, 3] *= -1
-    group = layers.RoutedHeads(
-        HEADS, 2, LENGTH, exploring_queries=number, dropout_seed=1
-    )
-    group.build(*[query.shape] * 3)
-    direction = helpers.normalize(np.arange(DIM))
-    group.kmeans.centroids.assign(
-        np.broadcast_to(np.stack([direction, -direction]), (HEADS, 2, DIM))
-    )
-    group.trainable = False
-    found = golden_cases.gradients(
-        group,
-        lambda outputs, losses: ops.sum(outputs[:, :, 4:] ** 2),
-        {"query": query, "value": value, "use_causal_mask": True, "training": True},
-        wrt=("value",),
-    )
-    reached = np.abs(found.inputs["value"][:, :, 3]).max()
-    assert reached > 0 if number else reached == 0
-
-
 @pytest.mark.parametrize("routing", [None, "reformer"])
 def test_models_hand_their_number_on(routing):
     h = models.Hyperparameters(

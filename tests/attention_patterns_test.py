@@ -9,23 +9,14 @@ import pytest
 
 from routing_tf import layers
 from routing_tf import zoo
+from tests.layers import kinds
 from tools import attention_patterns
 
 pytestmark = pytest.mark.usefixtures("eager")  # each layer is called once
 ACCEPTED = ("yes", "same length", "with one round")
+# Thresholds change who chooses a cluster, not how its panel looks.
+EXPORTED = set(kinds.exported().values()) - {zoo.ThresholdHeads}
 PAGE = pathlib.Path(__file__).parents[1] / "docs/choosing_heads.md"
-
-
-def exported():
-    """The head groups of the package."""
-    return {
-        cls
-        for cls in (*vars(layers).values(), *vars(zoo).values())
-        if isinstance(cls, type)
-        and issubclass(cls, layers.HeadGroup)
-        # Thresholds change who chooses a cluster, not how its panel looks.
-        and cls not in (layers.HeadGroup, zoo.ThresholdHeads)
-    }
 
 
 def panels():
@@ -37,7 +28,7 @@ def panels():
 
 def test_every_group_has_a_panel_or_none_to_show():
     drawn = {type(group) for panel in panels() for group in panel.groups}
-    assert drawn | set(attention_patterns.NO_MAP) == exported()
+    assert drawn | set(attention_patterns.NO_MAP) == EXPORTED
     assert not drawn & set(attention_patterns.NO_MAP)
 
 
@@ -79,7 +70,7 @@ def groups():
 
 
 def test_the_page_has_every_group_and_every_picture():
-    assert set(groups()) == {cls.__name__ for cls in exported()}
+    assert set(groups()) == {cls.__name__ for cls in EXPORTED}
     for family in (*attention_patterns.FAMILIES, "images"):
         assert f"](head_groups_{family}.png)" in PAGE.read_text()
 

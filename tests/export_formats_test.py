@@ -3,7 +3,6 @@
 import functools
 import importlib.util
 import pathlib
-import re
 
 import keras
 import numpy as np
@@ -12,6 +11,7 @@ import pytest
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import zoo
+from tests.layers import kinds
 from tools import export_formats
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs/decoding_and_serving.md"
@@ -42,15 +42,7 @@ def test_the_table_has_all_groups_and_formats():
     assert list(table) == list(export_formats.groups())
     assert all(list(cells) == list(export_formats.FORMATS) for cells in table.values())
     made = {type(make()) for make in export_formats.groups().values()}
-    known = [*vars(layers).values(), *(getattr(zoo, name) for name in zoo.__all__)]
-    assert made == {
-        each
-        for each in known
-        if isinstance(each, type)
-        and issubclass(each, layers.HeadGroup)
-        and re.fullmatch(r"routing_tf\.(layers\.heads|zoo)\..*", each.__module__)
-        and each is not layers.HeadGroup
-    }
+    assert made == set(kinds.exported().values())
 
 
 @pytest.mark.parametrize("name", ["openvino", "litert"])

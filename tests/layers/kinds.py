@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from routing_tf import layers
+from routing_tf import zoo
 from tests.zoo import cases
 
 HEADS = cases.HEADS
@@ -115,6 +116,16 @@ BOUNDED |= {
     for kind in ("token_choice_apart", "threshold_apart", "prefix", "local", "dilated")
 }
 BOUNDED |= {f"{kind}_shifted" for kind in ("sliding", *cases.BOUNDED)}
+
+
+def exported():
+    """Returns the classes of head groups of the package, by their names there."""
+    return {
+        name: x
+        for name, x in {**vars(layers), **vars(zoo)}.items()
+        if isinstance(x, type) and issubclass(x, layers.HeadGroup)
+        if x is not layers.HeadGroup
+    }
 
 
 def some(kinds, few):

@@ -52,13 +52,6 @@ def test_token_choice_moves_nothing():
 
 
 @pytest.mark.thorough
-def test_prefixes_do_not_leak():
-    lm = small_cases.language_model()
-    windows = small_cases.windows(3)
-    assert_tight(leaks_of(lm, windows, num_perturbations=3, routing_scope="prefix"))
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("scope", ["full", "prefix"])
 def test_images(scope):
     model = small_cases.image_model(num_layers=1)

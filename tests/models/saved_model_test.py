@@ -219,14 +219,6 @@ def test_the_seed_decides(served):
 
 
 @on_tensorflow
-def test_a_row_is_what_it_is_alone(served):
-    together = served.generate(PROMPTS, temperature=0.0)["token_ids"].numpy()
-    for prompt, row in zip(PROMPTS, together):
-        alone = served.generate([prompt], temperature=0.0)["token_ids"].numpy()
-        np.testing.assert_array_equal(row, alone[0])
-
-
-@on_tensorflow
 def test_any_number_of_rows(served):
     assert served.score([])["log_likelihood"].shape == (0,)
     assert served.generate([])["token_ids"].shape == (0, LENGTH)

@@ -90,16 +90,6 @@ def test_rounding_does_not_choose_among_equal_tokens(case):
     helpers.assert_pieces_equal_the_whole(layer, rounded, 20, whole=WHOLE)
 
 
-def test_bounded_memories_cost_the_same_for_any_context():
-    for case in (*sorted(kinds.BOUNDED), "luna"):
-        layer = layers.MixedAttention([CASES[case]()], KEY_DIM)
-        sizes = [
-            [tuple(x.shape) for x in keras.tree.flatten(layer.make_cache(2, length))]
-            for length in (1000, 64_000)
-        ]
-        assert sizes[0] == sizes[1], case
-
-
 rectangles = functools.partial(layers.LocalHeads, HEADS, (2, 3))
 strides = functools.partial(layers.StridedHeads, HEADS, (2, 3))
 GROUPS = {

@@ -116,17 +116,6 @@ def test_a_masked_subpixel_is_seen_by_none():
     np.testing.assert_array_equal(first, second)
 
 
-def test_label_takes_part_everywhere():
-    model = image_model(num_classes=4)
-    images = random_images()
-    first, second = (
-        output(model, {"images": images, "labels": np.array(labels)})
-        for labels in ([1, 2], [[[[1]]], [[[3]]]])
-    )
-    np.testing.assert_array_equal(first[0], second[0])
-    assert (np.abs(first[1] - second[1]).max(axis=-1) > 1e-6).all()
-
-
 @pytest.mark.usefixtures("compiled")  # many steps of one small function
 class TestGenerate:
     greedy = keras_hub.samplers.GreedySampler()

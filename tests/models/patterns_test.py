@@ -274,11 +274,3 @@ def test_sliding_windows_have_no_entmax():
     changes = {"num_factorized_heads": 2, "num_routed_heads": 0}
     with pytest.raises(ValueError, match="must be None with `factorized_pattern"):
         small_models.hyperparameters(entmax_alpha=1.5, **changes)
-
-
-def test_keys_of_an_encoder_are_never_shifted():
-    h = small_models.hyperparameters(
-        **ENCODER, encoder_routing="linformer", routed_key_shift=1
-    )
-    block = stack.encoder_block(h, 0, keras.dtype_policies.get(None))
-    assert {group.key_shift for group in block.attention.head_groups} == {0}

@@ -99,11 +99,6 @@ def test_changed_data(model_dir, refused, monkeypatch):
     assert "data of the split 'validation' must be the one that the run used" in said
 
 
-def test_no_run(tmp_path, refused):
-    said = refused(evaluate, f"--model_dir={tmp_path}")
-    assert "must hold a run with a checkpoint" in said and str(tmp_path) in said
-
-
 def test_larger_vocabulary(model_dir, refused, monkeypatch):
     problem_class = type(run_config.RunConfig.load(model_dir).make_problem())
     monkeypatch.setattr(problem_class, "vocabulary_size", 300)

@@ -44,7 +44,8 @@ def test_names_are_those_of_what_there_is():
         assert line == inspect.getdoc(problems.get_class(name)).splitlines()[0]
 
 
-VALUES = ("-1", "0", "1", "2", "0.5", "1.5", "2.1", "1e400", "none", "true", "word", "")
+VALUES = ("-1", "0", "1", "2", "0.5", "1.5", "2.1", "1e400", "nan", "none", "true")
+VALUES += ("word", "")
 # What a message says that speaks of one hyperparameter alone.
 ALONE = re.compile(
     r"`(\w+)` must be (of type|a positive (integer|number)|an integer of at least|"
@@ -73,7 +74,7 @@ def test_values_are_refused_as_by_the_hyperparameters():
         for value in (*VALUES, *own):
             early = refusal(known_values.check, "hparams", name, value)
             late = refusal(judged_late, f"{name}={value}")
-            assert not early or late, (early, "is taken")
+            assert not early or late.startswith(f"`{name}` must be "), (early, late)
             found = ALONE.match(late)
             assert early or not found or found[1] != name, late
             refused += bool(early)

@@ -279,8 +279,6 @@ def test_prompt_files_without_prompts(model, tmp_path, refused, content, message
 
 
 def test_models_without_texts(tmp_path, refused):
-    message = "`--model_dir` must hold a run with a checkpoint, or a model"
-    assert message in refused(generate, f"--model_dir={tmp_path}")
     path = tmp_path / "ids.keras"
     small_models.language_model().save(path)
     assert "must have a tokenizer" in refused(generate, f"--model_dir={path}")

@@ -258,11 +258,8 @@ def test_initial_weights_have_a_whole_path(finished, arguments, tmp_path, monkey
     "argument, message",
     [
         ("--tpu=x --strategy=mirrored", "`--tpu` needs the strategy 'tpu'"),
-        ("--hparams=hidden=3", "hidden_dim"),
         ("--hparams=vocabulary_size=300", "that of the problem"),
-        ("--hparams_set=small", "python_small"),
         ("--problem_option=length=3", "sequence_length"),
-        ("--init_checkpoint=nowhere", "a preset directory"),
     ],
 )
 def test_mistakes_are_one_line_on_stderr(

@@ -192,14 +192,6 @@ def test_no_images():
     assert output(model, inputs).shape[0] == 0
 
 
-def test_from_preset():
-    model = models.RoutingImageTransformer.from_preset(
-        "digits_small", num_layers=1, num_classes=None, name="mine"
-    )
-    assert model.name == "mine"
-    assert model.hyperparameters.num_layers == len(model.blocks) == 1
-
-
 @pytest.mark.parametrize(
     "message, settings",
     [

@@ -53,7 +53,8 @@ def test_round_trip_of_the_config(cls, settings, changes):
 def test_settings_of_heads_reach_the_layers():
     options = {"num_key_value_heads": 2, "use_gate": True, "share_query_key": False}
     options |= {"ema": False, "rotary_positions": True, "routing": "token_choice"}
-    model = shapes(**options, logit_soft_cap=30.0, qk_norm=True)
+    options |= {"logit_soft_cap": 30.0, "qk_norm": True}
+    model = shapes(**options, attention_implementation="auto")
     assert not any("relative" in weight.path for weight in model.weights)
     for block in model.blocks:
         assert block.attention.gate_kernel is not None
@@ -63,6 +64,7 @@ def test_settings_of_heads_reach_the_layers():
         for group in block.attention.head_groups:
             assert group.num_heads == 2
             assert (group.logit_soft_cap, group.qk_norm) == (30.0, True)
+            assert group.attention_implementation == "auto"
             assert group.rotary_positions
 
 

@@ -9,7 +9,6 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
-from routing_tf import models
 from routing_tf.layers.softmax import fused_attention
 from tests import golden_cases
 from tests.layers import helpers
@@ -263,13 +262,3 @@ def test_the_switch_of_keras_makes_plain_of_auto(without_flash_attention):
     keras.config.enable_flash_attention()
     with pytest.warns(UserWarning, match='="auto" is "plain" here'):
         group(**inputs(group), use_causal_mask=True)
-
-
-def test_hyperparameters_name_it_for_all_heads():
-    h = models.preset_hyperparameters("python_small")
-    h = h.replace(attention_implementation="auto", num_layers=1, hidden_dim=8)
-    attention = models.RoutingTransformer(h).blocks[0].attention
-    names = [group.attention_implementation for group in attention.head_groups]
-    assert names == ["auto"] * len(names)
-    with pytest.raises(ValueError, match="`attention_implementation` must be one of"):
-        h.replace(attention_implementation="flash")

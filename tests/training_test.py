@@ -490,6 +490,8 @@ class TestWeightDecay:
 
 
 COSINE = {"gradient_clip_norm": 2.0, "warmup_steps": 5, "adam_beta_2": 0.9}
+COSINE_RATES = {2: 0.008, 5: 0.02, 30: 0.01 * (1 + 0.5**0.5), 55: 0.01}
+COSINE_RATES |= {105: 0.0, 999: 0.0}
 RELEASE = models.preset_hyperparameters("enwik8_local_cluster8k")
 NOAM = {"learning_rate_schedule": "noam", "learning_rate": 0.2, "warmup_steps": 8}
 
@@ -499,7 +501,7 @@ class TestOptimizer:
         "h, train_steps, rates",
         [
             (RELEASE, None, {0: 0.01, 40000: 0.005}),
-            (tiny(**COSINE), 105, {5: 0.02, 55: 0.01, 105: 0.0}),
+            (tiny(**COSINE), 105, COSINE_RATES),
             # A run may end within the warm-up.
             (tiny(warmup_steps=100), 10, {10: 0.02 / 10}),
             (tiny(**NOAM), None, {7: 5000 * 0.2 * 0.002 * 16**-0.5 * 8**-0.5}),

@@ -376,14 +376,6 @@ def test_a_trained_model_is_loaded_without_its_optimizer(originals, tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_sound_files_are_loaded(name, originals):
-    a_file = safe_loading.load_keras_file(originals / f"{name}.keras")
-    a_preset = CLASSES[name].from_preset(str(originals / name))
-    for one, other in zip(a_file.weights, a_preset.weights, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_formulas_in_vocabularies_are_text(marker, tmp_path):
     formula = f"__import__('os').system('touch {marker}')"
     path = tmp_path / "vocabulary"

@@ -244,7 +244,6 @@ def test_names_with_normalization_before_each_part(build, sides):
     assert list(found.items()) == list(expected.items())
 
 
-@small_models.FURTHER
 def test_names_without_feed_forward():
     lm = language_model(ffn_layer="none")
     assert not [name for name in names(lm) if "ffn" in name]

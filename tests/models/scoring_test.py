@@ -163,12 +163,6 @@ def test_of_a_repeated_sub_string_the_last_is_scored(lm):
     assert_same(lm.score(text, (9, 16)), result)
 
 
-def test_every_text_has_its_own_sub_string(lm):
-    # The release keeps the one of the last text alone.
-    scores = lm.score(["a dog", "the cat"], ["dog", "cat"])
-    assert ["".join(score.tokens) for score in scores] == ["dog", "cat"]
-
-
 def test_a_sub_string_that_is_not_there(lm):
     for part in ("dog", "Zcat", "", "cat sat on"):
         with pytest.raises(ValueError, match=f"Received: {part!r}, which is not in it"):

@@ -48,18 +48,6 @@ def test_equals_tensor2tensor(name, dtype):
     np.testing.assert_allclose(rates, case["values"], rtol=1e-6)
 
 
-def test_cosine_decay():
-    schedule = FactorSchedule(
-        "constant * linear_warmup * cosine_decay",
-        constant=2.0,
-        warmup_steps=10,
-        decay_steps=30,
-    )
-    rates = [float(schedule(step)) for step in (0, 5, 10, 15, 20, 30, 1000)]
-    expected = [0.0, 1.0, 2.0, 1.0 + 0.5**0.5, 1.0, 0.0, 0.0]
-    np.testing.assert_allclose(rates, expected, atol=1e-6)
-
-
 def test_single_factor_is_a_float32_tensor():
     rate = FactorSchedule("constant", constant=0.25)(7)
     assert keras.ops.is_tensor(rate)

@@ -1,8 +1,6 @@
 """Tests of the thresholds of clusters: the formula, parts of a batch, the shares."""
 
-import keras
 import numpy as np
-import pytest
 
 from routing_tf import layers
 from routing_tf.zoo import MovingThresholds
@@ -71,10 +69,10 @@ def test_they_move_in_training_alone_and_padding_moves_nothing():
     for options in ({}, {"training": True, "token_masks": [nobody]}):
         thresholds([scores()], **options)
         np.testing.assert_array_equal(state_of(thresholds)[0], old)
+    assert not thresholds.trainable_weights
     thresholds.trainable = False
     thresholds([scores()], training=True)
     np.testing.assert_array_equal(state_of(thresholds)[0], old)
-    assert not thresholds.trainable_weights
 
 
 def test_parts_of_a_batch_move_them_as_the_whole():
@@ -91,24 +89,3 @@ def test_parts_of_a_batch_move_them_as_the_whole():
     parted.move(totals)
     for actual, expected in zip(state_of(parted), state_of(whole), strict=True):
         golden_cases.assert_close(actual, expected, 1e-6)
-
-
-def routed(**options):
-    group = layers.RoutedHeads(2, 8, 16, "expert_threshold", **options)
-    group.build(*[(None, 2, None, 12)] * 3)
-    return group
-
-
-@pytest.mark.parametrize("shared, number", [(True, 1), (False, 2)])
-def test_only_this_routing_has_thresholds(shared, number):
-    group = routed(share_query_key=shared)
-    plain = layers.RoutedHeads(2, 8, 16, share_query_key=shared)
-    plain.build(*[(None, 2, None, 12)] * 3)
-    names = [weight.path.partition("/")[2] for weight in plain.weights]
-    more = [weight for weight in group.weights if "thresholds" in weight.path]
-    assert len(group.weights) == len(names) + len(more)
-    assert [weight.shape for weight in more] == [(number, 2, 8), (number, 2)]
-    assert not any("thresholds" in name for name in names)
-    assert not any(weight.trainable for weight in more)
-    dtypes = {keras.backend.standardize_dtype(weight.dtype) for weight in more}
-    assert dtypes == {"float32"}

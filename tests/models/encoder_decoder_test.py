@@ -208,11 +208,3 @@ def test_low_precision():
     model = models.RoutingTransformerEncoderDecoder(settings, dtype="mixed_bfloat16")
     hidden = output(model, small_seq2seq.embeddings(), training=True)
     assert hidden.dtype.name == "bfloat16"
-
-
-def test_refusals():
-    cls = models.RoutingTransformerEncoderDecoder
-    with pytest.raises(ValueError, match="'seq2seq'. .*num_encoder_layers=0"):
-        cls(small_models.hyperparameters())
-    with pytest.raises(ValueError, match="'text'. .*num_encoder_layers=1"):
-        models.RoutingTransformer(small_seq2seq.hyperparameters())

@@ -214,30 +214,21 @@ def test_a_model_without_a_run(tmp_path, refused):
     assert message in refused(evaluate, f"--model_dir={path}")
 
 
-def line_of(likelihoods, num_words, num_bytes=1):
-    """What is told of a text with these likelihoods of its tokens."""
-    ids = np.ones(len(likelihoods), "int32")
-    offsets = np.zeros((len(ids), 2), int)
-    score = Score(likelihoods, ids, None, offsets, "full", 0, num_bytes, num_words)
-    return evaluation.describe_score("a.txt", score)
+BOTH = "perplexity {0} per token, {0} per word (1 words)"
 
 
 @pytest.mark.parametrize(
-    "value, text", [(12920.41284, "12,920.4128"), (9.38e8, "938,000,000.0000")]
+    "likelihoods, num_words, ending",
+    [
+        ([-math.log(12920.41284)], 1, BOTH.format("12,920.4128")),
+        ([-math.log(9.38e8)], 1, BOTH.format("938,000,000.0000")),
+        ([-1e4], 1, ", more than 1e+308 per word (1 words)"),
+        ([-4.0] * 240, 1, "as spaces do not part the words"),
+        ([-4.0] * 240, 60, "(60 words)"),
+    ],
 )
-def test_perplexities_have_one_form(value, text):
-    line = line_of(np.array([-math.log(value)]), num_words=1)
-    assert f"perplexity {text} per token, {text} per word (1 words)" in line
-
-
-@pytest.mark.parametrize(
-    "num_words, ending", [(1, "as spaces do not part the words"), (60, "(60 words)")]
-)
-def test_texts_without_spaces_have_no_perplexity_per_word(num_words, ending):
-    line = line_of(np.full(240, -4.0), num_words, num_bytes=240)
-    assert line.endswith(ending)
-
-
-def test_a_perplexity_above_all_numbers():
-    line = line_of(np.array([-1e4]), num_words=1)
-    assert line.endswith(", more than 1e+308 per word (1 words)")
+def test_what_is_told_of_a_text(likelihoods, num_words, ending):
+    size, likelihoods = len(likelihoods), np.array(likelihoods)
+    ids, offsets = np.ones(size, "int32"), np.zeros((size, 2), int)
+    score = Score(likelihoods, ids, None, offsets, "full", 0, size, num_words)
+    assert evaluation.describe_score("a.txt", score).endswith(ending)

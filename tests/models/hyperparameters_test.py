@@ -76,6 +76,7 @@ TWO_CLUSTERS = {"clusters_per_query": 2, "routing": None}
             {"num_local_heads": 0, "num_routed_heads": 0},
         ),
         ("hidden_dim` must be a multi.*=1", {"hidden_dim": 64, "num_strided_heads": 1}),
+        ("`hidden_dim` must.*=1", {"hidden_dim": 64, "num_cluster_strided_heads": 1}),
         (
             "`num_key_value_heads` must divide.*=2, num_local_heads=3, num_routed",
             {"num_key_value_heads": 2, "num_local_heads": 3, "num_routed_heads": 1},
@@ -101,25 +102,6 @@ def test_defaults():
         h.num_layers = 3
 
 
-HEADS = {"num_cluster_strided_heads": 3, "num_strided_heads": 5, "key_dim": 8}
-BLOCKS = {"local_block_length": 2, "local_block_width": 6}
-
-
-@pytest.mark.parametrize(
-    "fields, kind, block_shape, num_heads",
-    [
-        ({}, "text", (256,), 8),
-        ({"num_encoder_layers": 1}, "seq2seq", (256,), 8),
-        (IMAGE, "image", (256,), 8),
-        ({**IMAGE, **BLOCKS}, "image", (2, 6), 8),
-        (HEADS, "text", (256,), 4 + 4 + 3 + 5),
-    ],
-)
-def test_what_follows_from_fields(fields, kind, block_shape, num_heads):
-    h = Hyperparameters(**fields)
-    assert (h.kind, h.local_block_shape, h.num_heads) == (kind, block_shape, num_heads)
-
-
 def test_integers_serve_as_floats():
     h = Hyperparameters(learning_rate=1, weight_decay=0)
     assert (type(h.learning_rate), type(h.weight_decay)) == (float, float)
@@ -135,14 +117,6 @@ def test_every_field_is_documented_once():
         for name in re.findall(r"^ {4}    (\w+): ", cls.__doc__, re.M)
     ]
     assert documented == hyperparameters.field_names()
-
-
-def test_replace():
-    h = Hyperparameters(num_layers=3)
-    changed = h.replace(hidden_dim=64, embedding_dim=8)
-    assert (changed.num_layers, changed.hidden_dim, changed.embedding_dim) == (3, 64, 8)
-    assert h == Hyperparameters(num_layers=3)
-    assert h.replace() == h
 
 
 def test_replace_names_unknown_fields_and_the_valid_ones():

@@ -113,18 +113,6 @@ def test_scaled_embeddings():
     np.testing.assert_allclose(output(scaled, x), output(model, x), atol=1e-6)
 
 
-@pytest.mark.parametrize("timing_signal", [True, False])
-@small_models.FURTHER
-def test_only_the_timing_signal_tells_places_apart(timing_signal):
-    model = backbone(
-        num_routed_heads=0, local_relative_positions=False, timing_signal=timing_signal
-    )
-    x = {"token_ids": np.full((1, 24), 3), "padding_mask": np.ones((1, 24), "bool")}
-    hidden = output(model, x)
-    same = np.allclose(hidden[:, 1:], hidden[:, :-1], atol=1e-5)
-    assert same != timing_signal
-
-
 def test_longer_inputs_are_cut():
     x = small_models.inputs(lengths=(24, 7))
     first = {name: value[:, :16] for name, value in x.items()}
@@ -157,17 +145,6 @@ def test_dropout_acts_in_training_alone(rate, plain):
     first, second = (output(dropping, x, training=True) for _ in range(2))
     assert not np.allclose(first, expected, atol=1e-2)
     assert not np.allclose(first, second, atol=1e-2)
-
-
-@small_models.FURTHER
-def test_token_dropout_replaces_tokens_by_id_0(plain):
-    model, x, _ = plain
-    dropping = backbone(token_dropout=0.999999)
-    copy_weights(model, dropping)
-    zeros = {**x, "token_ids": np.zeros_like(x["token_ids"])}
-    np.testing.assert_allclose(
-        output(dropping, x, training=True), output(model, zeros), atol=1e-6
-    )
 
 
 def test_padding_has_no_influence():

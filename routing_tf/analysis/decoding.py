@@ -14,6 +14,7 @@ from routing_tf.analysis.probe import recorded
 from routing_tf.analysis.windows import batches_to_score
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models.compiled import compiled
+from routing_tf.models.packed_documents import OF_TEXT
 from routing_tf.models.token_scorer import TokenScorer
 
 NEAR = 1e-5
@@ -55,8 +56,9 @@ def compare_decoding(
         problem: the problem.
         split: `"train"`, `"validation"` or `"test"`.
         num_examples: number of windows, evenly spaced; None (the default) for all.
-        with_export: whether to make a SavedModel, in a temporary folder; None (the
-            default): only on the TensorFlow backend, which can make them.
+        with_export: whether to make a SavedModel, in a temporary folder, unless windows
+            pack several documents; None (the default): only on the TensorFlow backend,
+            which can make them.
         verbose: whether to show progress on standard error. Defaults to True.
 
     Returns:
@@ -82,6 +84,8 @@ def compare_decoding(
     _check_model(lm)
     if with_export is None:
         with_export = keras.backend.backend() == "tensorflow"
+    # The functions of a SavedModel take one document in a row.
+    with_export = with_export and not problem.segment_ids
     count, batches = batches_to_score(lm, problem, split, num_examples, verbose)
     ways = [TokenScorer(lm, "prefix").score, scorer_by_steps(lm)]
     near, decisions, nats, weights = 0, 0, [], []
@@ -123,12 +127,17 @@ def _check_model(lm):
 def scorer_by_steps(lm):
     """Returns the function that scores token by token."""
 
-    def logits(token_ids):
+    def logits(token_ids, segment_ids=None):
         batch, length = ops.shape(token_ids)
 
+        def at(x, place):
+            return None if x is None else ops.take(x, place[None], axis=1)
+
         def step(place, cache, result):
-            token = ops.take(token_ids, place[None], axis=1)
-            logits, _, cache = lm.call_with_cache(token, cache, place)
+            logits, _, cache = lm.call_with_cache(
+                *(at(token_ids, place), cache, place),
+                segment_ids=at(segment_ids, place),
+            )
             logits = ops.cast(logits, result.dtype)
             return place + 1, cache, ops.slice_update(result, (0, place, 0), logits)
 
@@ -139,7 +148,9 @@ def scorer_by_steps(lm):
     call = compiled(lm, logits)
 
     def score(inputs, targets):
-        result = call(ops.convert_to_tensor(inputs["token_ids"], "int32"))
+        names = [name for name in ("token_ids", *OF_TEXT) if name in inputs]
+        ids = [ops.convert_to_tensor(inputs[name], "int32") for name in names]
+        result = call(*ids)
         nats = keras.losses.sparse_categorical_crossentropy(
             targets, ops.cast(result, "float32"), from_logits=True
         )

@@ -11,7 +11,10 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.models.compiled import compiled
+from routing_tf.models.packed_documents import inputs_of
+from routing_tf.models.packed_documents import without_segment_ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,8 +88,13 @@ class Probe:
         # A block is called with its input first, then with the padding mask.
         states = [block.input[0] for block in self.blocks]
         model = keras.Model(lm.input, [*states, self.blocks[-1].output])
-        scope = {"routing_scope": routing_scope}
-        self._hidden_states = _compiled(lm, lambda inputs: model(inputs, **scope))
+        declare_call_argument(model, "routing_scope", "segment_ids")
+
+        def hidden_states(inputs):
+            inputs, segment_ids = without_segment_ids(inputs)
+            return model(inputs, routing_scope=routing_scope, segment_ids=segment_ids)
+
+        self._hidden_states = _compiled(lm, hidden_states)
         self._part_outputs = _compiled(lm, self._trace_parts)
         self._attention = _compiled(lm, self._trace_attention)
         self._lengths = tuple(states[0].shape[1:-1])
@@ -100,7 +108,7 @@ class Probe:
         Returns:
             List of NumPy arrays `<float>[B, L, dim]`.
         """
-        inputs = {name: inputs[name] for name in self.lm.input}
+        inputs = inputs_of(self.lm, inputs)
         return [self._in_sequence(state) for state in self._hidden_states(inputs)]
 
     def part_outputs(self, hidden_states):
@@ -146,9 +154,10 @@ class Probe:
             sees nothing are 0.
         """
         states = [self._in_shape(state) for state in self.hidden_states(inputs)[:-1]]
+        segment_ids = inputs.get("segment_ids")
         found = []
         for block, (maps, clusters) in zip(
-            self.blocks, self._attention(states), strict=True
+            self.blocks, self._attention((states, segment_ids)), strict=True
         ):
             groups = block.attention.head_groups
             ends = np.cumsum([group.num_heads for group in groups])[:-1]
@@ -173,7 +182,8 @@ class Probe:
             found[f"{block.name} output"] = output
         return found
 
-    def _trace_attention(self, states):
+    def _trace_attention(self, inputs):
+        states, segment_ids = inputs
         found = []
         for block, state in zip(self.blocks, states, strict=True):
             groups = clustered_groups(block)
@@ -183,6 +193,7 @@ class Probe:
                     use_causal_mask=block.use_causal_mask,
                     return_attention_scores=True,
                     routing_scope=self.routing_scope,
+                    segment_ids=segment_ids,
                 )
             clusters = {
                 group.name: _clusters(group, assigned[-1])

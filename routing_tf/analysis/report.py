@@ -56,7 +56,9 @@ def describe_decoding(result, problem, split):
     yield f"held-out {problem.metric_name} of {result.num_windows} windows"
     yield f"one parallel pass: {_metric(problem, split, result.one_pass):.5f}"
     yield f"token by token: {_metric(problem, split, result.steps):.5f}"
-    if result.exported is None:
+    if problem.segment_ids:
+        yield "SavedModel: takes one document in each row"
+    elif result.exported is None:
         yield "SavedModel: only on the TensorFlow backend"
     else:
         yield f"SavedModel: {_metric(problem, split, result.exported):.5f}"

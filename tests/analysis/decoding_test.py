@@ -7,6 +7,7 @@ import keras
 import numpy as np
 import pytest
 
+from routing_tf import problems
 from routing_tf.analysis import compare_decoding
 from routing_tf.analysis import decoding
 from routing_tf.analysis import report
@@ -49,6 +50,19 @@ def test_all_ways_score_the_same(routing, with_export):
     assert (result.exported is not None) == with_export
     if with_export:
         assert abs(result.one_pass - result.exported) < 1e-5
+
+
+def test_packed_documents():
+    class Texts(problems.TextProblem):
+        def load_split(self, split):
+            return ["abc", "de", "fghijk", "lm"]
+
+    lm = small_models.language_model(vocabulary_size=258, routing="token_choice")
+    data = Texts(sequence_length=10, segment_ids=True)
+    result = compare_decoding(lm, data, "test", verbose=False)
+    assert result.largest_difference < 1e-4 and result.exported is None
+    line = "SavedModel: takes one document in each row"
+    assert line in report.describe_decoding(result, data, "test")
 
 
 def test_a_way_that_differs_is_seen(monkeypatch):

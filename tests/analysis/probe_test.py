@@ -82,6 +82,16 @@ def test_maps():
     assert_unchanged(lm)
 
 
+def test_nothing_is_read_across_packed_documents():
+    lm = small_cases.language_model(routing="token_choice")
+    segment_ids = np.repeat([[3, 1]], (10, small_cases.LENGTH - 10), axis=1)
+    inputs = {**small_cases.windows(), "segment_ids": segment_ids}
+    for found in small_cases.probe(lm).attention(inputs):
+        for maps in found.maps.values():
+            assert not np.any(maps[:, :, 10:, :10])
+            assert_close(maps.sum(axis=-1), 1.0)
+
+
 def scores_of(block, state):
     """Scores of the queries of routed heads, which come first, `[B, H, L, K]`."""
     attention = block.attention

@@ -101,7 +101,8 @@ class ImageProblem(PreparedProblem):
             return super().make_source(raw_dir)
 
         def examples(split):
-            for image, label in zip(*self.load_split(split)):
+            images, labels = self.load_split(split)
+            for image, label in zip(images, labels, strict=True):
                 yield {"image": image, "label": label}
 
         return Source(examples)
@@ -120,7 +121,21 @@ class ImageProblem(PreparedProblem):
                     f"Received: image {number} of the split {split!r}, of shape "
                     f"{image.shape}"
                 )
-            yield {"images": image, "labels": [example.get("label", 0)]}, number + 1
+            label = example.get("label", 0)
+            self._check_values(image, self.vocabulary_size, "intensities", number)
+            self._check_values(np.asarray(label), self.num_classes, "labels", number)
+            yield {"images": image, "labels": [label]}, number + 1
+
+    def _check_values(self, values, limit, kind, number):
+        if limit is None:
+            return
+        least, greatest = values.min(), values.max()
+        if values.dtype.kind not in "iu" or least < 0 or greatest >= limit:
+            raise ValueError(
+                f"The {kind} of {self.name} must be integers of 0 to {limit - 1}. "
+                f"Received: {least} to {greatest}, of the dtype {values.dtype}, for "
+                f"image {number}"
+            )
 
     def tokens_of(self, split, arrays):
         with tf.device("cpu"):

@@ -13,10 +13,9 @@ from routing_tf.problems import array_store
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.sources import Source
 from routing_tf.problems.sources import TfdsSource
+from routing_tf.problems.windows import extent
 
 # Number and size of the blocks of ids in which a split is checked.
-IDS_AT_ONCE = 1 << 22
-MAX_BLOCKS = 64
 
 
 class PreparedProblem(Problem):
@@ -105,9 +104,19 @@ class PreparedProblem(Problem):
             raw_dir: string, the folder with the raw files, or `None`.
         """
         if self.builder is None:
-            return Source(self.load_split)
+            return Source(self._examples_of)
         names = self.builder_names()
         return TfdsSource(names, self.data_path, raw_dir, self.sources)
+
+    def _examples_of(self, split):
+        examples = self.load_split(split)
+        if isinstance(examples, (str, bytes)):
+            raise ValueError(
+                f"`load_split` of {self.name} must return an iterable of examples. "
+                f"Received: one {type(examples).__name__} for the split {split!r}. "
+                "Put it into a list"
+            )
+        return examples
 
     def builder_names(self):
         """Returns names of builders of tensorflow-datasets, the best one first."""
@@ -299,21 +308,17 @@ class PreparedProblem(Problem):
 
         Args:
             split: string, the split.
-            ids: NumPy array `<int>[num_tokens]`. For more than 268 million ids, evenly
-                spaced blocks stand for all.
+            ids: NumPy array `<int>[num_tokens]`.
         """
         limit = self.vocabulary_size
-        starts = np.arange(0, len(ids), IDS_AT_ONCE)
-        count = min(len(starts), MAX_BLOCKS)
-        for start in starts[np.arange(count) * len(starts) // max(1, count)]:
-            block = ids[start : start + IDS_AT_ONCE]
-            if block.min() < 0 or block.max() >= limit:
-                raise ValueError(
-                    f"The prepared data must have ids of 0 to {limit - 1}, those of "
-                    f"the vocabulary of {self.name}. Received: {block.min()} to "
-                    f"{block.max()} in {str(self.folder(split))!r}. Remove that folder "
-                    f"and prepare it again with `{self.command}`"
-                )
+        least, greatest = extent(ids)
+        if least < 0 or greatest >= limit:
+            raise ValueError(
+                f"The prepared data must have ids of 0 to {limit - 1}, those of "
+                f"the vocabulary of {self.name}. Received: {least} to {greatest} in "
+                f"{str(self.folder(split))!r}. Remove that folder and prepare it again "
+                f"with `{self.command}`"
+            )
 
     def check_prepared(self, split):
         """Raises a `ValueError` if the examples of a split cannot be read."""

@@ -12,6 +12,7 @@ from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.checksum import checksum
 from routing_tf.problems.windows import Tokens
 from routing_tf.problems.windows import Windows
+from routing_tf.problems.windows import extent
 from routing_tf.problems.windows import read_windows
 
 
@@ -172,7 +173,20 @@ class Problem:
     def load_tokens(self, split):
         """Returns the `Tokens` of the result of `load_split`."""
         data = self.load_split(split)
-        return data if isinstance(data, Tokens) else Tokens(np.asanyarray(data))
+        if isinstance(data, Tokens):
+            return data
+        ids, limit = np.asanyarray(data), self.vocabulary_size or 1 << 31
+        is_flat = ids.ndim == 1 and (not ids.size or ids.dtype.kind in "iu")
+        least, greatest = extent(ids) if is_flat else (0, 0)
+        if not is_flat or least < 0 or greatest >= limit:
+            raise ValueError(
+                f"The ids of {self.name} must be integers of 0 to {limit - 1}, as its "
+                "`vocabulary_size` says, in an array [num_tokens]. Received: "
+                f"<{ids.dtype}>{list(ids.shape)}"
+                f"{f', from {least} to {greatest},' if is_flat else ''} for the split "
+                f"{split!r}"
+            )
+        return Tokens(ids)
 
     def prepare(self, *splits):
         """Loads splits, each once; further calls do nothing.

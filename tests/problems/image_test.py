@@ -51,6 +51,24 @@ def test_held_out_images_come_once_and_in_order():
     assert batches == [[0, 1, 2], [3, 4, -1]]
 
 
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x, y: (x / 50.0, y), "intensities of .* 0 to 49. .*dtype float64, for"),
+        (lambda x, y: (x + 40, y), "40 to 50|50 to 50"),
+        (lambda x, y: (x, y + 3), "labels of .* 0 to 3. Received: 4 to 4"),
+        (lambda x, y: (x, y[1:]), "shorter"),
+    ],
+)
+def test_other_images_and_labels_are_refused(change, message):
+    class Changed(Numbered):
+        def load(self):
+            return {split: change(*data) for split, data in super().load().items()}
+
+    with pytest.raises(ValueError, match=message):
+        Changed().prepare()
+
+
 def test_digits():
     digits = problems.get("digits")
     sizes = [len(digits.images(split)) for split in ("train", "validation", "test")]

@@ -469,6 +469,35 @@ class Poems(problems.TextProblem):
         return problems.Source(self.poems.get)
 
 
+@pytest.mark.parametrize(
+    "ids, received",
+    [
+        (np.linspace(0, 9, 50), r"<float64>\[50\] for"),
+        (np.zeros((50, 1), int), r"<int64>\[50, 1\] for"),
+        (np.arange(50) % 12 - 2, r"<int64>\[50\], from -2 to 9, for"),
+        (np.full(50, 2**40), "from 1099511627776 to"),
+    ],
+)
+def test_ids_that_are_none_are_refused(ids, received):
+    class Own(problems.Problem):
+        vocabulary_size = 10
+
+        def load_split(self, split):
+            return ids
+
+    with pytest.raises(ValueError, match=f"must be integers of 0 to 9.*{received}"):
+        Own(sequence_length=8).prepare()
+
+
+def test_one_text_is_no_list_of_texts():
+    class Own(problems.TextProblem):
+        def load_split(self, split):
+            return "hello world " * 9
+
+    with pytest.raises(ValueError, match="iterable of examples. Received: one str"):
+        Own(sequence_length=8).prepare()
+
+
 def test_a_source_of_ones_own(tmp_path):
     options = {"data_dir": str(tmp_path), "sequence_length": 4}
     in_memory = {split: Poems(**options).ids(split) for split in Poems.poems}

@@ -316,7 +316,8 @@ class Seq2SeqProblem(PreparedProblem):
                 f"Received: {len(pairs.target_ends)} pairs, of which "
                 f"{pairs.num_too_long} are too long for "
                 f"input_length={self.input_length}, "
-                f"sequence_length={self.sequence_length}"
+                f"sequence_length={self.sequence_length}. Use more data, larger "
+                "lengths, or files of its own for the split"
             )
 
     def windows(self, split):

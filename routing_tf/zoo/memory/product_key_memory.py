@@ -154,7 +154,7 @@ class ProductKeyMemory(ConfiguredLayer):
 
     def build(self, inputs_shape):
         arguments.tokens_shape(self, inputs_shape)
-        self.input_dim = inputs_shape[-1]
+        self.dim = inputs_shape[-1]
         half = self.key_dim // 2
         value_dim = self.value_dim or inputs_shape[-1]
         self.query_dense.build(inputs_shape)
@@ -203,7 +203,7 @@ class ProductKeyMemory(ConfiguredLayer):
 
     def _queries(self, x, mask=None, training=None):
         """Returns both halves of the queries `[batch, length, 2, heads, half]`."""
-        arguments.tokens_shape(self, x.shape, self.input_dim)
+        arguments.tokens_shape(self, x.shape, self.dim)
         query = self.query_dense(self.dropout_layer(x, training=training))
         if self.query_norm == "batch":
             query = self.norm(query, training=training, mask=mask)

@@ -111,6 +111,12 @@ def test_no_later_token_influences_an_output(name):
         assert np.any(after[:, earlier:] != before[:, earlier:])
 
 
+@pytest.mark.parametrize("name", RECURRENT[:2])
+def test_recurrent_layers_take_no_sequences(name):
+    output, _ = golden_cases.run(built(name), np.zeros((0, LENGTH, DIM), "float32"))
+    assert output.shape == (0, LENGTH, DIM)
+
+
 @pytest.mark.parametrize("name", ["experts", "sparse", "memory", *RECURRENT[:2]])
 def test_other_axes_than_it_was_built_for_are_refused(name):
     layer = memory() if name == "memory" else CASES[name]()

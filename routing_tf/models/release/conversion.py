@@ -30,9 +30,12 @@ _NEUTRAL_IN_TRAINING = {
 
 def read_hparams(hparams):
     """Returns hyperparameters as a dict, read from a file if they are its path."""
-    if isinstance(hparams, dict):
-        _check_numbers(hparams)
-        return hparams
+    hparams = hparams if isinstance(hparams, dict) else _read_file(hparams)
+    _check_numbers(hparams)
+    return hparams
+
+
+def _read_file(hparams):
     try:
         found = safe_loading.read_json(hparams)
     except (OSError, TypeError, ValueError) as error:
@@ -45,7 +48,6 @@ def read_hparams(hparams):
             "`hparams` must be a JSON object of names and values. Received: a "
             f"{type(found).__name__} in {str(hparams)!r}"
         )
-    _check_numbers(found)
     return found
 
 

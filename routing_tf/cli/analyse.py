@@ -28,6 +28,7 @@ import os
 from absl import flags
 
 from routing_tf.cli import commands
+from routing_tf.cli import flag_kinds
 from routing_tf.cli.copies import DEFAULT_EXAMPLES
 from routing_tf.cli.copies import DEFAULT_LENGTHS
 from routing_tf.cli.copies import ROUTING_SCOPES
@@ -53,7 +54,7 @@ READERS = {
 FLAGS = {
     **commands.BACKEND,
     **commands.CHECKPOINT,
-    "what": commands.choice(
+    "what": flag_kinds.choice(
         None,
         ["causality", "decoding", "jsd", "maps", "reads"],
         "What to analyse: whether later tokens reach earlier outputs; whether decoding "
@@ -62,71 +63,71 @@ FLAGS = {
         "read.",
         required=True,
     ),
-    "model_dir": commands.path("Folder of the run.", required=True),
+    "model_dir": flag_kinds.path("Folder of the run.", required=True),
     **commands.DATA,
-    "split": commands.choice(
+    "split": flag_kinds.choice(
         "test", ["validation", "test"], "Split of the data to analyse."
     ),
-    "routing_scope": commands.choice(
+    "routing_scope": flag_kinds.choice(
         "full",
         ROUTING_SCOPES,
         "Which tokens compete for a place in a cluster (expert choice). full: those of "
         "the whole window, as in training. prefix: those up to each token, as in "
         "sampling. --what=causality scores in both. Other heads have one scope.",
     ),
-    "num_windows": commands.integer(
+    "num_windows": flag_kinds.integer(
         8, 1, "causality: number of held-out windows whose tokens are replaced."
     ),
-    "num_perturbations": commands.integer(
+    "num_perturbations": flag_kinds.integer(
         4,
         1,
         "causality: number of positions of each window from which all tokens are "
         "replaced.",
     ),
-    "eval_examples": commands.integer(
+    "eval_examples": flag_kinds.integer(
         None,
         0,
         "causality, decoding: number of windows to score, evenly spaced; 0: all. "
         f"Default: {DEFAULT_EXAMPLES['causality']} or {DEFAULT_EXAMPLES['decoding']}.",
     ),
-    "num_runs": commands.integer(
+    "num_runs": flag_kinds.integer(
         10, 1, "jsd: number of repetitions, each on another window with other heads."
     ),
-    "length": commands.integer(
+    "length": flag_kinds.integer(
         None,
         2,
         "jsd, maps, reads: number of tokens of a window; memory grows with its square. "
         f"Default: {DEFAULT_LENGTHS['jsd']}, {DEFAULT_LENGTHS['maps']} or "
         f"{DEFAULT_LENGTHS['reads']}, at most the model's. Images are not cut.",
     ),
-    "layer": commands.integer(
+    "layer": flag_kinds.integer(
         None,
         0,
         "maps: layer of the cluster. Default: the last one with clusters. reads: layer "
         "of the head. Default: the last one that reads beyond the reach of local "
         "heads.",
     ),
-    "head": commands.integer(
+    "head": flag_kinds.integer(
         None,
         0,
         "maps: head of the cluster, among those with clusters. Default: 0. reads: "
         "head, among all heads of the layer. Default: the one that reads most strongly "
         "beyond the reach of local heads.",
     ),
-    "cluster": commands.integer(
+    "cluster": flag_kinds.integer(
         None, 0, "maps: cluster to mark. Default: the largest."
     ),
-    "token": commands.integer(
+    "token": flag_kinds.integer(
         None,
         0,
         "reads: token whose reads are shown; the first one of a text is 1. Default: "
         "one that reads far away and strongly.",
     ),
-    "seed": commands.integer(0, 0, "causality, jsd: seed of the random draws."),
-    "text": commands.string(
+    "seed": flag_kinds.integer(0, 0, "causality, jsd: seed of the random draws."),
+    "text": flag_kinds.string(
         None, "maps, reads: the text to analyse. Default: the first held-out window."
     ),
-    "output_dir": commands.path(
+    "output_dir": flag_kinds.path(
         "maps, reads: folder of the pictures. Default: MODEL_DIR/maps or "
         "MODEL_DIR/reads."
     ),
@@ -135,7 +136,7 @@ FLAGS = {
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
-    commands.define(values, FLAGS)
+    flag_kinds.define(values, FLAGS)
 
 
 def run(options):

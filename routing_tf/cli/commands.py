@@ -5,7 +5,6 @@ Functions that run later import the modules that need them.
 """
 
 import contextlib
-import functools
 import gc
 import os
 import re
@@ -17,6 +16,7 @@ from absl import flags
 from absl import logging
 
 from routing_tf.cli import first_checks
+from routing_tf.cli import flag_kinds
 from routing_tf.cli import known_names
 from routing_tf.files import named_files
 
@@ -253,103 +253,8 @@ def named_by_flags(names):
         raise ValueError(message) from error
 
 
-class _PathParser(flags.ArgumentParser):
-    """Reads a path, whose leading `~` is the home directory."""
-
-    syntactic_help = "a path"
-
-    def parse(self, argument):
-        if not argument.strip():
-            raise ValueError(
-                "The value must be a path. Received: an empty one, as from a variable "
-                "that is not set"
-            )
-        return os.path.expanduser(argument)
-
-
-class _PathsParser(_PathParser):
-    """Reads paths separated by commas."""
-
-    syntactic_help = "paths separated by commas"
-
-    def parse(self, argument):
-        paths = named_files.split_paths(argument)
-        return named_files.join_paths(map(super().parse, paths)) or super().parse("")
-
-
-def define(values, table):
-    """Defines the flags of a table of names and results of the functions below."""
-    for name, define_flag in table.items():
-        define_flag(name=name, flag_values=values)
-
-
-def path(text, required=False):
-    """A flag that is a path, with `~` as the home directory; never empty."""
-    return _flag(flags.DEFINE, None, text, parser=_PathParser(), required=required)
-
-
-def paths(text):
-    """A flag that is a list of paths separated by commas; see `path`."""
-    return _flag(flags.DEFINE, None, text, parser=_PathsParser())
-
-
-def choice(default, names, text, required=False):
-    """A flag that is one of several names."""
-    options = {"enum_values": names, "required": required}
-    return _flag(flags.DEFINE_enum, default, text, **options)
-
-
-def integer(default, smallest, text, largest=None):
-    """A flag that is a whole number in a range."""
-    bounds = {"lower_bound": smallest, "upper_bound": largest}
-    return _flag(flags.DEFINE_integer, default, text, **bounds)
-
-
-def number(default, text):
-    """A flag that is a number."""
-    return _flag(flags.DEFINE_float, default, text)
-
-
-def switch(default, text):
-    """A flag that is on or off."""
-    return _flag(flags.DEFINE_bool, default, text)
-
-
-def string(default, text, required=False):
-    """A flag that is a text."""
-    return _flag(flags.DEFINE_string, default, text, required=required)
-
-
-def strings(text):
-    """A flag that is a list of texts separated by commas."""
-    return _flag(flags.DEFINE_list, None, text)
-
-
-def repeated(text):
-    """A flag that is a text, and may be repeated."""
-    return _flag(flags.DEFINE_multi_string, [], text)
-
-
-def _flag(define_flag, default, text, required=False, **options):
-    if required:
-        text += " Required."
-        define_flag = functools.partial(_define_required, define_flag)
-    return functools.partial(define_flag, default=default, help=text, **options)
-
-
-def _define_required(define_flag, name, flag_values, help, **options):
-    define_flag(name=name, flag_values=flag_values, help=help, **options)
-    names = f" ({'|'.join(options['enum_values'])})" if "enum_values" in options else ""
-    flags.register_validator(
-        name,
-        lambda value: value is not None,
-        message=f"--{name} must be given{names}: {help.removesuffix(' Required.')}",
-        flag_values=flag_values,
-    )
-
-
 BACKEND = {
-    "backend": choice(
+    "backend": flag_kinds.choice(
         None,
         BACKENDS,
         "Backend of Keras. Default: that of KERAS_BACKEND or of Keras's settings, or "
@@ -357,22 +262,26 @@ BACKEND = {
     )
 }
 CHECKPOINT = {
-    "checkpoint": choice(
+    "checkpoint": flag_kinds.choice(
         "last",
         ("last", "best"),
         "Which checkpoint of the run to use: the last one, or the best one, with the "
         "lowest held-out loss.",
     )
 }
-OPTIONS = {"problem_option": repeated("A further option of the problem, as name=value")}
+OPTIONS = {
+    "problem_option": flag_kinds.repeated(
+        "A further option of the problem, as name=value"
+    )
+}
 DATA = {
-    "problem": string(
+    "problem": flag_kinds.string(
         None,
         "Name of the problem; --problem=list lists all. Default: that of the run; for "
         f"a new run, text_files if --files is given, or else {DEFAULT_PROBLEM}.",
     ),
-    "data_dir": path("Folder with the problem's data."),
-    "files": paths(
+    "data_dir": flag_kinds.path("Folder with the problem's data."),
+    "files": flag_kinds.paths(
         "Files or glob patterns for the problem text_files, separated by commas. Put "
         "names with commas in double quotes: --files='\"a, b.txt\",c.txt'."
     ),

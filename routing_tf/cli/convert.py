@@ -15,23 +15,24 @@ import warnings
 from absl import flags
 
 from routing_tf.cli import commands
+from routing_tf.cli import flag_kinds
 from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
 
 FLAGS = {
     **commands.BACKEND,
-    "checkpoint": commands.path(
+    "checkpoint": flag_kinds.path(
         "The TF1 checkpoint: its path without .index.", required=True
     ),
-    "output_dir": commands.path(
+    "output_dir": flag_kinds.path(
         "Folder to write the preset into; new or empty.", required=True
     ),
-    "hparams_file": commands.path("The release's hparams.json of the model."),
-    "vocabulary": commands.path(
+    "hparams_file": flag_kinds.path("The release's hparams.json of the model."),
+    "vocabulary": flag_kinds.path(
         "The release's subword vocabulary, for models of texts. Without it, the model "
         "takes ids."
     ),
-    "hparams_set": commands.string(
+    "hparams_set": flag_kinds.string(
         None,
         "Name of the release's set that was trained, for settings that --hparams_file "
         "does not have; docs/presets.md lists all.",
@@ -49,7 +50,7 @@ FLAGS_OF_ARGUMENTS = {
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
-    commands.define(values, FLAGS)
+    flag_kinds.define(values, FLAGS)
 
 
 def run(options):

@@ -17,21 +17,22 @@ import sys
 from absl import flags
 
 from routing_tf.cli import commands
+from routing_tf.cli import flag_kinds
 from routing_tf.files.folders import make_folder
 from routing_tf.files.splits import SPLITS
 
 FLAGS = {
     **commands.BACKEND,
-    "problem": commands.string(
+    "problem": flag_kinds.string(
         None, "Name of the problem; --problem=list lists all.", required=True
     ),
-    "data_dir": commands.path(
+    "data_dir": flag_kinds.path(
         "Folder to write to, made if missing. Problems can share it.", required=True
     ),
-    "raw_dir": commands.path(
+    "raw_dir": flag_kinds.path(
         "Folder with the raw files. Default: they are downloaded."
     ),
-    "train_split": commands.choice(
+    "train_split": flag_kinds.choice(
         None,
         SPLITS,
         "Split to train on; the vocabulary, if one is needed, is learned from it. "
@@ -43,7 +44,7 @@ FLAGS = {
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
-    commands.define(values, FLAGS)
+    flag_kinds.define(values, FLAGS)
 
 
 def run(options):

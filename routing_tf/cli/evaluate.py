@@ -19,6 +19,7 @@ import pathlib
 from absl import flags
 
 from routing_tf.cli import commands
+from routing_tf.cli import flag_kinds
 from routing_tf.cli.copies import ROUTING_SCOPES
 from routing_tf.files import named_files
 from routing_tf.files.splits import SPLITS
@@ -26,30 +27,30 @@ from routing_tf.files.splits import SPLITS
 FLAGS = {
     **commands.BACKEND,
     **commands.CHECKPOINT,
-    "model_dir": commands.path(
+    "model_dir": flag_kinds.path(
         "Folder of the run to evaluate, or the path of one of its checkpoints; with "
         "--texts also a .keras file or a preset directory.",
         required=True,
     ),
     **commands.DATA,
-    "split": commands.choice(
+    "split": flag_kinds.choice(
         "test",
         SPLITS,
         "Split of the data to score; only this one is loaded. Without it, --files that "
         "the run does not have are scored whole.",
     ),
-    "eval_examples": commands.integer(
+    "eval_examples": flag_kinds.integer(
         0,
         0,
         "Number of windows to score, evenly spaced; 0: all. `train` scores 64 of "
         "the validation split.",
     ),
-    "texts": commands.paths(
+    "texts": flag_kinds.paths(
         "Files or glob patterns of UTF-8 text to score instead of the run's data, "
         "separated by commas. Each file is a separate text, cut into windows of the "
         "model's length, which are scored independently."
     ),
-    "routing_scope": commands.choice(
+    "routing_scope": flag_kinds.choice(
         None,
         ROUTING_SCOPES,
         "Which tokens compete for a place in a cluster (expert choice). full: those of "
@@ -58,7 +59,7 @@ FLAGS = {
         "heads have one scope. Default: that of the hyperparameters, which is full by "
         "default.",
     ),
-    "num_words": commands.integer(
+    "num_words": flag_kinds.integer(
         None,
         1,
         "Total number of words of all --texts, for the total perplexity per word, such "
@@ -70,7 +71,7 @@ FLAGS = {
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
-    commands.define(values, FLAGS)
+    flag_kinds.define(values, FLAGS)
     flags.DEFINE_alias("eval_split", "split", flag_values=values)
 
 

@@ -12,6 +12,7 @@ from absl import flags
 from absl import logging
 
 from routing_tf.cli import commands
+from routing_tf.cli import flag_kinds
 from routing_tf.cli.copies import ROUTING_SCOPES
 from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
@@ -36,27 +37,27 @@ print(served.score(images{labels})["log_likelihood"])
 FLAGS = {
     **commands.BACKEND,
     **commands.CHECKPOINT,
-    "model_dir": commands.path(
+    "model_dir": flag_kinds.path(
         "Folder of a run, a .keras file or a preset directory.", required=True
     ),
-    "export_dir": commands.path(
+    "export_dir": flag_kinds.path(
         "Folder to write the SavedModel into: new, empty or an earlier export, which "
         "is replaced.",
         required=True,
     ),
-    "routing_scope": commands.choice(
+    "routing_scope": flag_kinds.choice(
         None,
         ROUTING_SCOPES,
         "Which tokens compete for a place in a cluster in `score`, see `evaluate`. "
         "`generate` always has prefix. Default: that of the hyperparameters.",
     ),
-    "max_length": commands.integer(
+    "max_length": flag_kinds.integer(
         None,
         1,
         "Largest number of tokens of a text; every call computes with this length. "
         "Default: that of the model's sequences.",
     ),
-    "overwrite": commands.switch(
+    "overwrite": flag_kinds.switch(
         False, "Write into the folder even if it holds other files."
     ),
 }
@@ -64,7 +65,7 @@ FLAGS = {
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
-    commands.define(values, FLAGS)
+    flag_kinds.define(values, FLAGS)
 
 
 def run(options):

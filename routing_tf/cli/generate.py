@@ -34,6 +34,7 @@ import sys
 from absl import flags
 
 from routing_tf.cli import commands
+from routing_tf.cli import flag_kinds
 from routing_tf.cli import samplers
 from routing_tf.cli.copies import DEFAULT_LABELS
 from routing_tf.cli.copies import MAX_DEFAULT_LENGTH
@@ -55,51 +56,51 @@ IMAGE_FLAGS = ("labels", "num_given_rows", *commands.COMPLETION_FLAGS)
 FLAGS = {
     **commands.BACKEND,
     **commands.CHECKPOINT,
-    "model_dir": commands.path(
+    "model_dir": flag_kinds.path(
         "Folder of a run, whose last checkpoint is used, or a .keras file or a preset "
         "directory.",
         required=True,
     ),
-    "output_file": commands.path(
+    "output_file": flag_kinds.path(
         "File to write. Texts: a JSON object on each line (prompt, sample, "
         "continuation, tokens, ended), in the order of the prompts; FILE.partial until "
         "all are done. With --stream: the text itself. Images: the picture, a .png; "
         "required."
     ),
-    "num_samples": commands.integer(
+    "num_samples": flag_kinds.integer(
         1,
         1,
         "Number of texts for each prompt; of images for each label, or of completions "
         "of each image.",
     ),
     # How tokens are chosen.
-    "sampler": commands.choice(
+    "sampler": flag_kinds.choice(
         None,
         samplers.SAMPLERS,
         "How tokens are chosen. Default: top_p; random for images.",
     ),
-    "temperature": commands.number(
+    "temperature": flag_kinds.number(
         None,
         "Above 1 for more variety, below 1 for less; not for greedy. Default: 1.",
     ),
-    "top_p": commands.number(
+    "top_p": flag_kinds.number(
         None,
         "top_p: total probability of the likeliest tokens, from which one is drawn. "
         f"Default: {samplers.DEFAULT_TOP_P}.",
     ),
-    "alpha": commands.number(
+    "alpha": flag_kinds.number(
         None,
         "contrastive: weight of the penalty for similarity to the text so far. "
         "Default: 0.6.",
     ),
-    "top_k": commands.integer(
+    "top_k": flag_kinds.integer(
         None,
         1,
         "top_k, contrastive: number of likeliest tokens to choose from; default: 5. "
         "top_p: the same, before its own cut; default: all.",
     ),
-    "num_beams": commands.integer(None, 1, "beam: number of beams. Default: 5."),
-    "seed": commands.integer(
+    "num_beams": flag_kinds.integer(None, 1, "beam: number of beams. Default: 5."),
+    "seed": flag_kinds.integer(
         None,
         0,
         "Seed of the sampler: the same seed gives the same text, on one backend and "
@@ -107,16 +108,16 @@ FLAGS = {
         largest=MAX_SEED,
     ),
     # Texts.
-    "prompt": commands.string(
+    "prompt": flag_kinds.string(
         None,
         "Texts: their beginning. Default: nothing. With an encoder: the source text, "
         "which is required.",
     ),
-    "prompt_file": commands.path(
+    "prompt_file": flag_kinds.path(
         "Texts: a file in UTF-8 with a prompt on each line; empty lines are skipped. "
         "-: standard input."
     ),
-    "max_length": commands.integer(
+    "max_length": flag_kinds.integer(
         None,
         2,
         "Texts: largest number of tokens, including the prompt and the leading id 0. "
@@ -125,44 +126,44 @@ FLAGS = {
         "generated text and the leading id. Default: the length in training, which "
         "decides what heads see of the source.",
     ),
-    "batch_size": commands.integer(
+    "batch_size": flag_kinds.integer(
         16, 1, "Texts: number of texts that are generated together."
     ),
-    "stop_at_end": commands.switch(
+    "stop_at_end": flag_kinds.switch(
         None,
         "Texts: whether a text ends at the end id, which is otherwise shown as a line "
         "break. Default: true, and false with --stream.",
     ),
-    "stop": commands.repeated(
+    "stop": flag_kinds.repeated(
         "Texts: a string that ends a text and is not shown. Prompts may contain it"
     ),
-    "stream": commands.switch(
+    "stream": flag_kinds.switch(
         False,
         "Texts: whether to generate one endless text, until Ctrl-C, beyond the length "
         "that the model was trained with. Memory stays constant; not for heads that "
         "remember all tokens.",
     ),
-    "num_tokens": commands.integer(
+    "num_tokens": flag_kinds.integer(
         0,
         0,
         "With --stream: number of new tokens, with any heads; 0: no end.",
     ),
     # Images.
-    "labels": commands.strings(
+    "labels": flag_kinds.strings(
         "Images: classes to sample, separated by commas; a column of the picture for "
         f"each. Default: all classes, at most {DEFAULT_LABELS}."
     ),
-    "num_given_rows": commands.integer(
+    "num_given_rows": flag_kinds.integer(
         0,
         0,
         "Images: number of first rows that are given of held-out images, whose rest is "
         "completed. The picture has a column for each image: the given rows, its "
         "completions and the true image. 0: sample from scratch.",
     ),
-    "num_images": commands.integer(
+    "num_images": flag_kinds.integer(
         10, 1, "With --num_given_rows: number of images to complete."
     ),
-    "split": commands.choice(
+    "split": flag_kinds.choice(
         "test",
         ["validation", "test"],
         "With --num_given_rows: split of the data that the images come from.",
@@ -173,7 +174,7 @@ FLAGS = {
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
-    commands.define(values, FLAGS)
+    flag_kinds.define(values, FLAGS)
 
 
 def run(options):

@@ -33,6 +33,7 @@ from absl import flags
 
 from routing_tf.cli import commands
 from routing_tf.cli import copies
+from routing_tf.cli import flag_kinds
 from routing_tf.cli import known_names
 from routing_tf.files.splits import SPLITS
 
@@ -52,41 +53,41 @@ DECIDED_BY_IMAGES = (
 )
 FLAGS = {
     **commands.BACKEND,
-    "model_dir": commands.path(
+    "model_dir": flag_kinds.path(
         "Folder of the run: settings, checkpoints, logs. It is made if missing; a run "
         "in it continues.",
         required=True,
     ),
     **commands.DATA,
-    "train_split": commands.choice(
+    "train_split": flag_kinds.choice(
         None,
         SPLITS,
         "Split of the data to train on. Default: that of the problem, train.",
     ),
-    "eval_split": commands.choice(
+    "eval_split": flag_kinds.choice(
         None,
         SPLITS,
         "Split that is scored during training and at the end. Default: that of the "
         "problem, validation.",
     ),
-    "hparams_set": commands.string(
+    "hparams_set": flag_kinds.string(
         None,
         "Preset of the hyperparameters; docs/presets.md lists all. Default: that of "
         "the problem, such as python_small.",
     ),
-    "hparams": commands.string(
+    "hparams": flag_kinds.string(
         "",
         "Changes of hyperparameters, as name=value,name=value; of two values of one "
         "name the last counts. Names by subject (docs/hyperparameters.md explains "
         "them):\n" + HPARAMS,
     ),
-    "init_checkpoint": commands.path(
+    "init_checkpoint": flag_kinds.path(
         "Source of the initial weights of a new run: a model directory, a .keras file, "
         "a preset directory, or a checkpoint of the original release (its path without "
         ".index; --hparams_set names its set)."
     ),
     # Where and how the run computes.
-    "strategy": commands.choice(
+    "strategy": flag_kinds.choice(
         None,
         copies.STRATEGIES,
         "Where to compute. one: one device; mirrored: all devices of this machine; "
@@ -94,74 +95,74 @@ FLAGS = {
         "KERAS_DISTRIBUTION_* on JAX); tpu: a TPU. All devices share a batch, and "
         "results are those of one device. Default: one, or tpu with --tpu.",
     ),
-    "tpu": commands.string(
+    "tpu": flag_kinds.string(
         None, "Name or address of the TPU, for TensorFlow; 'local' on a TPU VM."
     ),
-    "virtual_devices": commands.integer(
+    "virtual_devices": flag_kinds.integer(
         None,
         1,
         "Number of virtual devices into which the CPU is split, to try a strategy "
         "without accelerators.",
     ),
-    "precision": commands.choice(
+    "precision": flag_kinds.choice(
         None,
         copies.PRECISIONS,
         "Dtype of computations; weights, centroids and the optimizer stay float32. "
         "float16 scales the loss. Default: float32.",
     ),
-    "on_nan": commands.choice(
+    "on_nan": flag_kinds.choice(
         "stop",
         copies.ON_NAN,
         "What to do if the loss or a gradient is not finite (weights do not change). "
         "stop: end the run, and report the place in the data and the first bad "
         "variable; skip: skip the batch.",
     ),
-    "jit_compile": commands.switch(
+    "jit_compile": flag_kinds.switch(
         None,
         "Whether XLA compiles the training step, on one device of TensorFlow. Default: "
         "only with a GPU. On a CPU, XLA delays the first step and takes more memory.",
     ),
-    "remat": commands.switch(
+    "remat": flag_kinds.switch(
         None,
         "Whether to recompute the activations of blocks for the gradients: less "
         "memory, more time, the same results. Default: that of the hyperparameters.",
     ),
-    "accumulation_steps": commands.integer(
+    "accumulation_steps": flag_kinds.integer(
         None,
         1,
         "Number of micro-batches per step (gradient accumulation); saves memory. "
         "Results equal those of the whole batch, except for rounding, dropout and "
         "tokens that revive centroids. Default: 1.",
     ),
-    "steps_per_call": commands.integer(
+    "steps_per_call": flag_kinds.integer(
         1, 1, "Number of training steps in one call: less overhead if steps are small."
     ),
     # Duration and reports.
-    "train_steps": commands.integer(
+    "train_steps": flag_kinds.integer(
         None, 1, "Total number of training steps. Default: that of the hyperparameters."
     ),
-    "eval_every": commands.integer(
+    "eval_every": flag_kinds.integer(
         250, 0, "Steps between evaluations; 0: only before and after training."
     ),
-    "eval_examples": commands.integer(
+    "eval_examples": flag_kinds.integer(
         64, 0, "Number of held-out windows in an evaluation; 0: all."
     ),
-    "checkpoint_every": commands.integer(
+    "checkpoint_every": flag_kinds.integer(
         100, 0, "Steps between checkpoints; 0: only at the end."
     ),
-    "log_every": commands.integer(10, 1, "Steps between entries in metrics.jsonl."),
-    "sample_bytes": commands.integer(
+    "log_every": flag_kinds.integer(10, 1, "Steps between entries in metrics.jsonl."),
+    "sample_bytes": flag_kinds.integer(
         128,
         0,
         "Number of tokens (bytes) to sample at the end; with an encoder, to show of a "
         "held-out text, its target and a sample; 0: none.",
     ),
-    "sample_images": commands.integer(
+    "sample_images": flag_kinds.integer(
         40,
         0,
         "Number of images to sample at the end; half as many are completed. 0: none.",
     ),
-    "seed": commands.integer(
+    "seed": flag_kinds.integer(
         None,
         0,
         "Seed of weights, data order and dropout. Default: 0.",
@@ -179,7 +180,7 @@ OF_A_CALL = (
 
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `absl.flags.FlagValues`."""
-    commands.define(values, FLAGS)
+    flag_kinds.define(values, FLAGS)
 
 
 def configure(options):

@@ -35,6 +35,36 @@ def integer_at_least(minimum, name, value):
     return number
 
 
+def check_lengths(problem, hyperparameters):
+    """Raises a `ValueError` if a length of a problem exceeds that of a model."""
+    for name, largest in problem.lengths.items():
+        length, limit = getattr(problem, name), getattr(hyperparameters, largest)
+        if length > limit:
+            raise ValueError(
+                f"`{name}` of the problem must not exceed the model's `{largest}`. "
+                f"Received: {length} and {limit}. Leave {name} out, or pass the "
+                f"hyperparameter {largest}"
+            )
+
+
+def shortest_window(length, longest, kind):
+    """Returns `min_training_length` as an `int`; None for windows that are not cut."""
+    if length is None:
+        return None
+    if kind != "text":
+        raise ValueError(
+            "`min_training_length` is only for texts; images and pairs are not cut. "
+            f"Received: min_training_length={length}"
+        )
+    length = integer_at_least(1, "min_training_length", length)
+    if length > longest:
+        raise ValueError(
+            "`min_training_length` must not exceed `sequence_length`. Received: "
+            f"min_training_length={length}, sequence_length={longest}"
+        )
+    return length
+
+
 def boolean(name, value):
     """Returns a boolean argument, which may come as the string "true" or "false"."""
     choices = {"true": True, "false": False}

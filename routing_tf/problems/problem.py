@@ -6,9 +6,11 @@ import numpy as np
 import tensorflow as tf
 
 from routing_tf.files.splits import SPLITS
+from routing_tf.problems.arguments import check_lengths
 from routing_tf.problems.arguments import check_split
 from routing_tf.problems.arguments import check_worker
 from routing_tf.problems.arguments import integer_at_least
+from routing_tf.problems.arguments import shortest_window
 from routing_tf.problems.checksum import checksum
 from routing_tf.problems.windows import Tokens
 from routing_tf.problems.windows import Windows
@@ -109,21 +111,9 @@ class Problem:
         check_split(eval_split, "eval_split")
         self.train_split = train_split
         self.eval_split = eval_split
-        shortest = min_training_length
-        if shortest is not None:
-            if self.kind != "text":
-                raise ValueError(
-                    "`min_training_length` is only for texts; images and pairs are not "
-                    f"cut. Received: min_training_length={shortest}"
-                )
-            shortest = integer_at_least(1, "min_training_length", shortest)
-            if shortest > self.sequence_length:
-                raise ValueError(
-                    "`min_training_length` must not exceed `sequence_length`. "
-                    f"Received: min_training_length={shortest}, "
-                    f"sequence_length={self.sequence_length}"
-                )
-        self.min_training_length = shortest
+        self.min_training_length = shortest_window(
+            min_training_length, self.sequence_length, self.kind
+        )
         self.given_options = {}
         self._loaded = None
         self._splits = {}
@@ -306,17 +296,7 @@ class Problem:
                 f"The problem {self.name!r} needs a model of texts without an encoder. "
                 f"Received: hyperparameters of kind {hyperparameters.kind!r}"
             )
-        self._check_lengths(hyperparameters)
-
-    def _check_lengths(self, hyperparameters):
-        for name, largest in self.lengths.items():
-            length, limit = getattr(self, name), getattr(hyperparameters, largest)
-            if length > limit:
-                raise ValueError(
-                    f"`{name}` of the problem must not exceed the model's `{largest}`. "
-                    f"Received: {length} and {limit}. Leave {name} out, or pass the "
-                    f"hyperparameter {largest}"
-                )
+        check_lengths(self, hyperparameters)
 
     def describe(self, *splits):
         """Returns a line for a log that describes the data and its size.
@@ -325,10 +305,8 @@ class Problem:
             *splits: strings, the splits to describe. Defaults to `train_split` and
                 `eval_split`.
         """
-        sizes = ", ".join(
-            f"{split} {self.describe_split(split)}" for split in self._of_use(splits)
-        )
-        return f"{self.name}: {sizes}; windows of {self.sequence_length:,}"
+        sizes = (f"{each} {self.describe_split(each)}" for each in self._of_use(splits))
+        return f"{self.name}: {', '.join(sizes)}; windows of {self.sequence_length:,}"
 
     def describe_split(self, split):
         """Returns a few words for `describe` about the size of a split."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import vocabularies
 from routing_tf.problems.arguments import boolean
+from routing_tf.problems.arguments import check_lengths
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.metrics import perplexity
 from routing_tf.problems.prepared import PreparedProblem
@@ -395,7 +396,7 @@ class Seq2SeqProblem(PreparedProblem):
                 f"such as {self.default_hparams_set}. Received: hyperparameters of "
                 f"kind {h.kind!r} with encoder_inputs={h.encoder_inputs!r}"
             )
-        self._check_lengths(h)
+        check_lengths(self, h)
 
     def describe(self, *splits):
         sizes = ", ".join(

@@ -423,13 +423,9 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         places = ops.clip(places, 0, tokens.shape[2] - 1)
         key, value, _, real = rows.split_rows(self, ops.take(tokens, places, axis=2))
         mask = real[:, :1, None]
-        new = to_rows(
-            (
-                self.key_compression(key[:, :, None], mask),
-                self.value_compression(value[:, :, None], mask),
-                ops.any(mask, axis=-1),
-            )
-        )
+        key = self.key_compression(key[:, :, None], mask)
+        value = self.value_compression(value[:, :, None], mask)
+        new = to_rows((key, value, ops.any(mask, axis=-1)))
         number = ops.minimum(number, summaries.shape[2] - 1)
         old = ops.take(summaries, ops.reshape(number, (1,)), axis=2)
         return ops.slice_update(summaries, (0, 0, number, 0), ops.where(ends, new, old))

@@ -18,7 +18,10 @@ from routing_tf.layers.support.validation import check_seed
 from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.experts.routes import PLACES
 from routing_tf.zoo.experts.routes import Routes
+from routing_tf.zoo.experts.routes import load_balance
+from routing_tf.zoo.experts.routes import num_dropped
 from routing_tf.zoo.experts.routes import places_of
+from routing_tf.zoo.experts.routes import router_z
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["MixtureOfExperts"]
@@ -233,11 +236,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
 
     def _add_kernel(self, name, input_dim, output_dim):
         def initial_values(shape, dtype=None):
-            kernels = [
-                self._initializer_of_expert(expert)(shape[1:], dtype=dtype)
-                for expert in range(self.num_experts)
-            ]
-            return ops.stack(kernels)
+            own = map(self._initializer_of_expert, range(self.num_experts))
+            return ops.stack([each(shape[1:], dtype=dtype) for each in own])
 
         return self.add_weight(
             name=f"expert_{name}_kernel",
@@ -371,10 +371,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         slots = (routes.experts * batch + sequence) * rows + routes.places
         # One more row is for those without a place.
         slots = ops.where(routes.is_placed, slots, size)
-        tokens = ops.reshape(
-            ops.arange(batch * length, dtype="int32"), (batch, length, 1)
-        )
-        tokens = ops.broadcast_to(tokens, ops.shape(slots))
+        tokens = ops.reshape(ops.arange(batch * length, dtype="int32"), (batch, length))
+        tokens = ops.broadcast_to(tokens[..., None], ops.shape(slots))
         # A place that is left empty computes with the first token, for nobody.
         tokens_of_slots = ops.segment_sum(
             ops.reshape(tokens, (-1,)), ops.reshape(slots, (-1,)), size + 1
@@ -407,16 +405,9 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
     def _add_losses(self, logits, probabilities, routes, real):
         real = ops.cast(real, "float32")
         own_tokens = ops.sum(real)
-        num_tokens = ops.maximum(own_tokens, 1.0)
-        first = ops.one_hot(routes.experts[..., 0], self.num_experts, dtype="float32")
-        shares, means = (
-            ops.sum(x * real[..., None], axis=(0, 1)) / num_tokens
-            for x in (first, probabilities)
-        )
-        balance = self.num_experts * ops.sum(shares * means)
-        z_loss = ops.sum(ops.logsumexp(logits, axis=-1) ** 2 * real) / num_tokens
-        dropped = ops.logical_and(routes.is_chosen, ops.logical_not(routes.is_placed))
-        dropped = ops.sum(ops.cast(dropped, "float32"))
+        balance = load_balance(routes, probabilities, real)
+        z_loss = router_z(logits, real)
+        dropped = num_dropped(routes)
         sums = [own_tokens, own_tokens * balance, own_tokens * z_loss, dropped]
         update_or_hold(self, [ops.stop_gradient(x) for x in sums])
         losses = self.load_balancing_weight * balance, self.z_loss_weight * z_loss

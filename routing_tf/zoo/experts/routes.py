@@ -1,4 +1,4 @@
-"""Where the tokens of a mixture of experts go, and who finds a place first."""
+"""Where the tokens of a mixture of experts go, who finds a place first, and balance."""
 
 import typing
 
@@ -68,6 +68,35 @@ def _earlier(choices):
     before = ops.cumsum(ordered, axis=1, dtype="int32") - ordered
     count = ops.sum(before * ordered, axis=-1)
     return ops.reshape(count, (batch, first, second))
+
+
+def load_balance(routes, probabilities, real):
+    """Computes the load balancing loss of Switch, 1 if all experts are equal.
+
+    Args:
+        routes: `Routes`.
+        probabilities: `<float32>[batch, length, num_experts]`.
+        real: `<float32>[batch, length]`, 0 for padding.
+    """
+    num_experts = probabilities.shape[-1]
+    first = ops.one_hot(routes.experts[..., 0], num_experts, dtype="float32")
+    shares, means = (
+        ops.sum(x * real[..., None], axis=(0, 1)) / ops.maximum(ops.sum(real), 1.0)
+        for x in (first, probabilities)
+    )
+    return num_experts * ops.sum(shares * means)
+
+
+def router_z(logits, real):
+    """Computes the router z-loss of ST-MoE; arguments are those of `load_balance`."""
+    squares = ops.logsumexp(logits, axis=-1) ** 2
+    return ops.sum(squares * real) / ops.maximum(ops.sum(real), 1.0)
+
+
+def num_dropped(routes):
+    """Counts the choices that found no place."""
+    dropped = ops.logical_and(routes.is_chosen, ops.logical_not(routes.is_placed))
+    return ops.sum(ops.cast(dropped, "float32"))
 
 
 def _swapped(x):

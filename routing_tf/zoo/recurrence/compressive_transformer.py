@@ -144,9 +144,8 @@ class CompressiveAttention(TransformerXLAttention):
             )
             self.convolution.build((None, self.segment_length, self.dim))
         name, fixed = "reconstruction_loss", {"trainable": False, "autocast": False}
-        self.statistics = {
-            name: self.add_weight((), "zeros", "float32", name=name, **fixed)
-        }
+        loss = self.add_weight((), "zeros", "float32", name=name, **fixed)
+        self.statistics = {name: loss}
 
     def make_state(self, batch_size, memory_length=None, compressed_length=None):
         """Makes the state of texts of which nothing was read.
@@ -169,8 +168,7 @@ class CompressiveAttention(TransformerXLAttention):
         return self._empty_state(batch_size, memory_length, compressed_length)
 
     def _empty_state(self, batch_size, memory_length=None, compressed_length=None):
-        if memory_length is None:
-            memory_length = self.memory_length
+        memory_length = self.memory_length if memory_length is None else memory_length
         if compressed_length is None:
             compressed_length = self.compressed_length
         lengths = {"memory": memory_length, "compressed": compressed_length}
@@ -270,9 +268,8 @@ class CompressiveAttention(TransformerXLAttention):
         places = ops.arange(self.segment_length, dtype="int32") - position
         is_new = ops.logical_and(places >= 0, places < length)
         places = ops.clip(places, 0, length - 1)
-        segment = ops.where(
-            is_new[:, None], ops.take(x, places, axis=1), state["segment"]
-        )
+        new = ops.take(x, places, axis=1)
+        segment = ops.where(is_new[:, None], new, state["segment"])
         mask = ops.where(is_new, ops.take(real, places, axis=1), state["segment_mask"])
         return segment, mask
 
@@ -324,9 +321,8 @@ class CompressiveAttention(TransformerXLAttention):
         # Tokens that could read a position: itself and those after it.
         readers = usage.shape[1] - ops.arange(self.segment_length, dtype="int32")
         mean = usage[:, : self.segment_length] / ops.cast(readers, "float32")
-        _, places = top_k(
-            ops.where(real, mean, -1.0), self.segment_length // self.compression_rate
-        )
+        number = self.segment_length // self.compression_rate
+        _, places = top_k(ops.where(real, mean, -1.0), number)
         places = ops.sort(ops.cast(places, "int32"), axis=-1)
         kept = ops.take_along_axis(rows, places[..., None], axis=1)
         return kept, ops.take_along_axis(real, places, axis=1)
@@ -353,16 +349,15 @@ class CompressiveAttention(TransformerXLAttention):
         key, value = (self._heads(ops.matmul(rows, kernel)) for kernel in kernels)
         logits = product(query, key, transpose_y=True)
         weights = self._weights(logits, real[:, None, None, :])
-        attended = product(ops.cast(weights, value.dtype), value)
-        return ops.cast(attended, "float32")
+        return ops.cast(product(ops.cast(weights, value.dtype), value), "float32")
 
     def _add_loss(self, differences):
         squares, counts = (sum(each) for each in zip(*differences, strict=True))
         loss = squares / ops.maximum(counts, 1.0)
         self.statistics["reconstruction_loss"].assign(loss)
         if self.compression == "convolution" and self.reconstruction_weight:
-            weighted = self.reconstruction_weight * loss
-            add_named_loss(self, "reconstruction_loss", weighted)
+            loss = self.reconstruction_weight * loss
+            add_named_loss(self, "reconstruction_loss", loss)
 
 
 def _common(positions):

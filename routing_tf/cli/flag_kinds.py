@@ -1,0 +1,109 @@
+"""The kinds of flags that commands have: paths, names, numbers, switches and texts.
+
+Each function returns what `define` takes: a function of the flag's name and values.
+"""
+
+import functools
+import os
+
+from absl import flags
+
+from routing_tf.files import named_files
+
+# Flags belong to the command that defines them, whose `--help` shows them.
+flags.disclaim_key_flags()
+
+
+class _PathParser(flags.ArgumentParser):
+    """Reads a path, whose leading `~` is the home directory."""
+
+    syntactic_help = "a path"
+
+    def parse(self, argument):
+        if not argument.strip():
+            raise ValueError(
+                "The value must be a path. Received: an empty one, as from a variable "
+                "that is not set"
+            )
+        return os.path.expanduser(argument)
+
+
+class _PathsParser(_PathParser):
+    """Reads paths separated by commas."""
+
+    syntactic_help = "paths separated by commas"
+
+    def parse(self, argument):
+        paths = named_files.split_paths(argument)
+        return named_files.join_paths(map(super().parse, paths)) or super().parse("")
+
+
+def define(values, table):
+    """Defines the flags of a table of names and results of the functions below."""
+    for name, define_flag in table.items():
+        define_flag(name=name, flag_values=values)
+
+
+def path(text, required=False):
+    """A flag that is a path, with `~` as the home directory; never empty."""
+    return _flag(flags.DEFINE, None, text, parser=_PathParser(), required=required)
+
+
+def paths(text):
+    """A flag that is a list of paths separated by commas; see `path`."""
+    return _flag(flags.DEFINE, None, text, parser=_PathsParser())
+
+
+def choice(default, names, text, required=False):
+    """A flag that is one of several names."""
+    options = {"enum_values": names, "required": required}
+    return _flag(flags.DEFINE_enum, default, text, **options)
+
+
+def integer(default, smallest, text, largest=None):
+    """A flag that is a whole number in a range."""
+    bounds = {"lower_bound": smallest, "upper_bound": largest}
+    return _flag(flags.DEFINE_integer, default, text, **bounds)
+
+
+def number(default, text):
+    """A flag that is a number."""
+    return _flag(flags.DEFINE_float, default, text)
+
+
+def switch(default, text):
+    """A flag that is on or off."""
+    return _flag(flags.DEFINE_bool, default, text)
+
+
+def string(default, text, required=False):
+    """A flag that is a text."""
+    return _flag(flags.DEFINE_string, default, text, required=required)
+
+
+def strings(text):
+    """A flag that is a list of texts separated by commas."""
+    return _flag(flags.DEFINE_list, None, text)
+
+
+def repeated(text):
+    """A flag that is a text, and may be repeated."""
+    return _flag(flags.DEFINE_multi_string, [], text)
+
+
+def _flag(define_flag, default, text, required=False, **options):
+    if required:
+        text += " Required."
+        define_flag = functools.partial(_define_required, define_flag)
+    return functools.partial(define_flag, default=default, help=text, **options)
+
+
+def _define_required(define_flag, name, flag_values, help, **options):
+    define_flag(name=name, flag_values=flag_values, help=help, **options)
+    names = f" ({'|'.join(options['enum_values'])})" if "enum_values" in options else ""
+    flags.register_validator(
+        name,
+        lambda value: value is not None,
+        message=f"--{name} must be given{names}: {help.removesuffix(' Required.')}",
+        flag_values=flag_values,
+    )

@@ -8,6 +8,7 @@ import pytest
 
 from routing_tf import models
 from routing_tf.cli import convert
+from routing_tf.training import loading
 from tests import command_line
 from tests import golden_cases
 
@@ -53,7 +54,8 @@ def test_what_settings_do_not_say_is_a_note(tmp_path, capsys):
 def test_an_image_model(tmp_path, refused):
     arguments = arguments_for("image_cifar10_local_cluster", tmp_path)
     assert not run(*arguments)
-    loaded = models.RoutingImageTransformer.from_preset(str(tmp_path / "preset"))
+    loaded = loading.load_language_model(tmp_path / "preset")
+    assert isinstance(loaded, models.RoutingImageTransformer)
     assert loaded.hyperparameters.num_channels == 3
     others = [f"--output_dir={tmp_path / 'b'}", f"--vocabulary={__file__}"]
     said = refused(convert, *arguments[:2], *others)

@@ -21,6 +21,12 @@ from routing_tf.training.run_config import RunConfig
 from routing_tf.training.run_config import is_release_checkpoint
 from routing_tf.training.run_folder import load_preprocessor
 
+#: Models by the backbones of their presets, where these are no decoders of texts.
+OF_PRESETS = {
+    "RoutingTransformerEncoderDecoder": models.RoutingTransformerSeq2SeqLM,
+    "RoutingImageTransformer": models.RoutingImageTransformer,
+}
+
 
 def find_run(source, which="last"):
     """Finds the checkpoint of a run, its path without .index, and its `RunConfig`.
@@ -131,10 +137,8 @@ def load_language_model(source, which="last"):
                 return safe_loading.load_keras_file(path)
             config = path / "config.json"
             if config.is_file():
-                cls = models.RoutingTransformerCausalLM
-                backbone = models.RoutingTransformerEncoderDecoder.__name__
-                if safe_loading.read_json(config)["class_name"] == backbone:
-                    cls = models.RoutingTransformerSeq2SeqLM
+                name = safe_loading.read_json(config)["class_name"]
+                cls = OF_PRESETS.get(name, models.RoutingTransformerCausalLM)
                 return cls.from_preset(str(path))
     except (OSError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"The model {source!r} cannot be read: {error}") from error

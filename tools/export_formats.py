@@ -67,6 +67,9 @@ def groups():
         "FeatureMapHeads": lambda: zoo.FeatureMapHeads(2, chunk_length=3),
         "GlobalHeads": lambda: zoo.GlobalHeads(2, (0, 8), 4),
         "IndexedHeads": lambda: zoo.IndexedHeads(2, 4, 2, 4, 2),
+        "IndexedHeads, gathered": lambda: zoo.IndexedHeads(
+            2, 4, 2, 4, 2, gather_length=1
+        ),
         "InducedHeads": lambda: zoo.InducedHeads(2, 3),
         "LinformerHeads": lambda: zoo.LinformerHeads(2, LENGTH, 3),
         "LongShortHeads": lambda: zoo.LongShortHeads(2, 5, 3, 2),

@@ -7,6 +7,7 @@ from routing_tf.cli import commands
 SAMPLERS = ("greedy", "random", "top_k", "top_p", "beam", "contrastive")
 WHOLE_TEXTS = ("beam", "contrastive")
 DEFAULT_TOP_P = 0.95
+SMALLEST_TEMPERATURE = 1e-6  # logits over much less are not finite
 # Flag: the samplers that use it, and its name in keras_hub.
 SAMPLER_FLAGS = {
     "temperature": (("random", "top_k", "top_p", "beam", "contrastive"), "temperature"),
@@ -49,10 +50,11 @@ def make_sampler(name, seed, hyperparameters, **given):
 
 def _check_ranges(size, temperature=1.0, top_k=1, top_p=1.0, alpha=0.0, **_):
     """Refuses values out of range; `size` is that of the vocabulary."""
-    if not 0 < temperature < math.inf:
+    if not SMALLEST_TEMPERATURE <= temperature < math.inf:
         raise ValueError(
-            "`--temperature` must be positive and finite. Received: --temperature="
-            f"{temperature}. For the likeliest token pass --sampler=greedy"
+            f"`--temperature` must be at least {SMALLEST_TEMPERATURE:g}, and finite. "
+            f"Received: --temperature={temperature}. For the likeliest token pass "
+            "--sampler=greedy"
         )
     if not 0 < top_p <= 1:
         raise ValueError(

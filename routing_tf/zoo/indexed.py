@@ -13,6 +13,7 @@ from routing_tf.layers.softmax.rotary_position import rotate
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_shift as shift
 from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -47,7 +48,7 @@ MOST_NUMBERS = 1 << 26
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class IndexedHeads(ReadsFeatures, HeadGroup):
+class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
     """Heads that read the tokens which a small indexer scores highest.
 
     The indexer has its own projections of the tokens h, and scores token s for query t

@@ -3,7 +3,6 @@
 import dataclasses
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers import HeadGroup
@@ -337,7 +336,7 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         own = positions[:, None] // self.block_length
         initial = block < self.num_initial_blocks
         forced = ops.logical_or(initial, block > own - self.num_local_blocks)
-        scores = ops.where(forced, np.inf, importance)
+        scores = ops.where(forced, chosen_blocks.LARGEST, importance)
         return chosen_blocks.best_blocks(scores, block < own, self.num_blocks - 1)
 
     def gated(self, inputs, outputs):

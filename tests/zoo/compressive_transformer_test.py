@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from routing_tf import layers
 from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
@@ -123,6 +124,9 @@ def test_equals_the_oracle(name):
     golden_cases.assert_close(statistic, loss, 1e-4)
     learns = layer.compression == "convolution"
     golden_cases.assert_close(losses, [0.5 * loss] if learns else [], 1e-4)
+    with layers.hold_updates() as updates:  # which replicas add up
+        layer(x, mask=real, training=True)
+    golden_cases.assert_close(ops.divide(*updates[0][1]), loss, 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from routing_tf.layers.support.products import product
 # A fraction of a query's largest score. It exceeds the differences that rounding, which
 # depends on shapes, makes between equal blocks in one pass and in pieces.
 NEAR_TIE = 2e-6
+LARGEST = float(np.finfo("float32").max)  # more hides any score
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -103,20 +104,21 @@ def best_blocks(scores, candidates, count, training=None):
     chosen. In training, rounding may decide among them, which is faster.
     """
     num_blocks = length_of(scores, -1)
-    # A finite number cannot hide arbitrarily large ones.
-    scores = ops.where(candidates, ops.stop_gradient(scores), -np.inf)
+    # Infinities would become NaN in ONNX files, which multiply in place of choosing.
+    scores = ops.clip(ops.stop_gradient(scores), -LARGEST, LARGEST)
+    scores = ops.where(candidates, scores, -LARGEST)
     if is_known(num_blocks):
         count = min(count, num_blocks)
     else:
         padding = [(0, 0)] * (len(scores.shape) - 1) + [(0, count)]
-        scores = ops.pad(scores, padding, constant_values=-np.inf)
+        scores = ops.pad(scores, padding, constant_values=-LARGEST)
     if not training:
         sizes = ops.abs(scores)
-        sizes = ops.where(sizes < np.inf, sizes, 0)
+        sizes = ops.where(sizes < LARGEST, sizes, 0)
         near_tie = NEAR_TIE * extremes.largest(sizes, axis=-1, keepdims=True)
         scores = membership.settled(scores, count, near_tie)
     best, blocks = backends.top_k(scores, count)
-    return ops.where(best > -np.inf, ops.cast(blocks, "int32"), num_blocks)
+    return ops.where(best > -LARGEST, ops.cast(blocks, "int32"), num_blocks)
 
 
 def own_scores(query, blocks, is_causal):

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support.backends import top_k
 from routing_tf.layers.support.extremes import largest
 from routing_tf.layers.support.initializers import cloned
@@ -15,6 +16,7 @@ from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
 from routing_tf.zoo.parts import arguments
 from routing_tf.zoo.recurrence.segments import check_multiple
+from routing_tf.zoo.recurrence.segments import check_parts
 from routing_tf.zoo.recurrence.segments import checked_state
 from routing_tf.zoo.recurrence.segments import empty_memories
 from routing_tf.zoo.recurrence.segments import segments
@@ -189,7 +191,8 @@ class CompressiveAttention(TransformerXLAttention):
             state = self._empty_state(ops.shape(x)[0])
         else:
             state = checked_state(state, x, self._state_names())
-            self._check_parts(static_length("inputs", x), state["position"])
+            length = static_length("inputs", x)
+            check_parts(length, state["position"], self.segment_length)
             if "usage" in state:  # an outer layer may have cast it
                 state = {**state, "usage": ops.cast(state["usage"], "float32")}
         outputs, differences = [], []
@@ -215,25 +218,6 @@ class CompressiveAttention(TransformerXLAttention):
         parts = ("memory", "compressed", "segment")
         names = [*parts, *(f"{part}_mask" for part in parts), "position"]
         return [*names, "usage"] if self.compression == "most_used" else names
-
-    def _check_parts(self, length, positions):
-        try:
-            position, last = int(ops.min(positions)), int(ops.max(positions))
-        except TypeError:  # unknown, while a function is traced
-            position = last = 0
-        if position != last:
-            raise ValueError(
-                "All texts of a state must be at the same position of a segment. "
-                f"Received: positions from {position} to {last}. Read them apart"
-            )
-        is_whole = position == 0 and length % self.segment_length == 0
-        if not is_whole and position + length > self.segment_length:
-            raise ValueError(
-                "Inputs with a state must be whole segments, or a part of what is left "
-                f"of one. Received: length={length} at position {position} of a "
-                f"segment, segment_length={self.segment_length}. Split inputs where "
-                "segments end"
-            )
 
     def _read(self, x, real, state, position, training):
         """Returns what tokens read, and the state with them in its segment."""
@@ -352,12 +336,24 @@ class CompressiveAttention(TransformerXLAttention):
         return ops.cast(product(ops.cast(weights, value.dtype), value), "float32")
 
     def _add_loss(self, differences):
-        squares, counts = (sum(each) for each in zip(*differences, strict=True))
-        loss = squares / ops.maximum(counts, 1.0)
-        self.statistics["reconstruction_loss"].assign(loss)
+        sums = [sum(each) for each in zip(*differences, strict=True)]
+        update_or_hold(self, [ops.stop_gradient(x) for x in sums])
         if self.compression == "convolution" and self.reconstruction_weight:
-            loss = self.reconstruction_weight * loss
+            loss = self.reconstruction_weight * _mean(*sums)
             add_named_loss(self, "reconstruction_loss", loss)
+
+    def move(self, statistics):
+        """Writes the statistics of a step; see `OnlineKMeans.move`.
+
+        Args:
+            statistics: list of the sum of the differences of all tokens, and of the
+                number of tokens.
+        """
+        self.statistics["reconstruction_loss"].assign(_mean(*statistics))
+
+
+def _mean(total, number):
+    return total / ops.maximum(number, 1.0)
 
 
 def _common(positions):

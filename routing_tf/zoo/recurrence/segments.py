@@ -119,6 +119,27 @@ def values_of(state):
     return state.cache if isinstance(state, NotCast) else state
 
 
+def check_parts(length, positions, segment_length):
+    """Raises a `ValueError` unless inputs are segments, or a part of what is left."""
+    try:
+        position, last = int(ops.min(positions)), int(ops.max(positions))
+    except TypeError:  # unknown, while a function is traced
+        position = last = 0
+    if position != last:
+        raise ValueError(
+            "All texts of a state must be at the same position of a segment. "
+            f"Received: positions from {position} to {last}. Read them apart"
+        )
+    is_whole = position == 0 and length % segment_length == 0
+    if not is_whole and position + length > segment_length:
+        raise ValueError(
+            "Inputs with a state must be whole segments, or a part of what is left "
+            f"of one. Received: length={length} at position {position} of a "
+            f"segment, segment_length={segment_length}. Split inputs where "
+            "segments end"
+        )
+
+
 def checked_state(state, x, names):
     """Returns the dict of a state; a `ValueError` if it is of other inputs.
 

@@ -61,7 +61,8 @@ def build(options):
         experts = zoo.MixtureOfExperts(
             3, 4, 3, load_balancing_weight=0.0, z_loss_weight=1.0, name=f"moe{number}"
         )
-        attention = layers.MixedAttention([layers.RoutedHeads(2, 3, 5)], key_dim=6)
+        groups = [layers.RoutedHeads(2, 3, 5), zoo.IndexedHeads(2, 4)]
+        attention = layers.MixedAttention(groups, key_dim=6)
         x = layers.TransformerBlock(attention, experts, name=f"block{number}")(x)
     model = keras.Model(inputs, x)
     # Without a loss of their own, tokens differ in number from replica to replica.

@@ -237,7 +237,7 @@ def test_an_interrupt_does_not_break_a_step(handler, prompt, out, last, capsys):
         (["--top_k=3", "--num_beams=2"], "--num_beams has no effect"),
         (["--temperature=0"], "--temperature=0.0. For the likeliest token"),
         (["--prompt=\udcff"], "`--prompt` must be text in UTF-8"),
-        (["--temperature=-1"], "must be positive and finite"),
+        (["--temperature=1e-38"], "must be at least 1e-06, and finite"),
         (["--top_p=1.5"], "at most 1. Received: --top_p=1.5"),
         (["--top_k=300"], "size of the vocabulary, 258. Received: --top_k=300"),
         (["--sampler=contrastive", "--alpha=2"], "--alpha=2.0"),

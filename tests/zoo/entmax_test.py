@@ -61,4 +61,6 @@ def test_half_precision_sees_no_hidden_key(dtype):
 def test_refused():
     x = helpers.normal(1, 5, 4)
     with pytest.raises(ValueError, match="`return_logsumexp` must be False"):
-        layers.ScaledDotProduct(entmax_alpha=2)(x, x, x, return_logsumexp=True)
+        layers.ScaledDotProduct(*[None, 0.0, "zeros", None, None, 2])(
+            x, x, x, return_logsumexp=True
+        )

@@ -60,7 +60,6 @@ def test_half_precision_sees_no_hidden_key(dtype):
 
 def test_refused():
     x = helpers.normal(1, 5, 4)
+    layer = layers.ScaledDotProduct(None, 0.0, "zeros", None, None, 2)
     with pytest.raises(ValueError, match="`return_logsumexp` must be False"):
-        layers.ScaledDotProduct(*[None, 0.0, "zeros", None, None, 2])(
-            x, x, x, return_logsumexp=True
-        )
+        layer(x, x, x, return_logsumexp=True)

@@ -23,7 +23,8 @@ class EntmaxDotProduct(ScaledDotProduct):
     """Attention whose weights are those of alpha-entmax instead of the softmax.
 
     `ScaledDotProduct` and all head groups make it for their `entmax_alpha`. Most keys
-    have no weight at all.
+    have no weight at all. First derivatives are exact; second ones are only so for
+    `entmax_alpha=2`, because the slope of the threshold counts as a constant.
 
     Args:
         entmax_alpha: a number from 1.001 to 2 (1.5, the default, is usual, 2 is the

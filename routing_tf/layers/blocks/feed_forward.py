@@ -75,7 +75,8 @@ class FeedForward(ConfiguredLayer):
         self.intermediate_dim = check_positive_integer(
             "intermediate_dim", intermediate_dim
         )
-        self.activation = activation
+        # In a call, `keras.RematScope` puts a function in place of `activation`.
+        self.activation = self._activation = activation
         self.dropout = dropout
         self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
         self.output_initializer = initializer("output_initializer", output_initializer)
@@ -103,9 +104,9 @@ class FeedForward(ConfiguredLayer):
 
     def call(self, inputs, training=None):
         hidden = self.input_dense(inputs)
-        if self.activation == "geglu":
+        if self._activation == "geglu":
             hidden = ops.gelu(hidden, approximate=True) * self.gate_dense(inputs)
-        elif self.activation == "relu":
+        elif self._activation == "relu":
             hidden = ops.relu(hidden)
         else:
             hidden = hidden * ops.sigmoid(SIGMOID_GELU_SLOPE * hidden)

@@ -169,7 +169,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         self.top_k = check_positive_integer("top_k", top_k)
         check_choice("top_k", top_k, (1, 2))
         check_choice("activation", activation, ACTIVATIONS)
-        self.activation = activation
+        # In a call, `keras.RematScope` puts a function in place of `activation`.
+        self.activation = self._activation = activation
         check_choice("second_choice", second_choice, SECOND_CHOICES)
         self.second_choice = second_choice
         check_choice("places", places, PLACES)
@@ -389,16 +390,16 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
     def _experts(self, x, training):
         """Computes all experts, of `<float>[num_experts, rows, dim]`."""
         hidden = ops.matmul(x, ops.convert_to_tensor(self.input_kernel))
-        if self.activation == "geglu":
+        if self._activation == "geglu":
             gate = ops.matmul(x, ops.convert_to_tensor(self.gate_kernel))
             hidden = ops.gelu(hidden, approximate=True) * gate
         else:
             hidden = hidden + ops.convert_to_tensor(self.input_bias)[:, None]
-            is_gelu = self.activation == "gelu"
+            is_gelu = self._activation == "gelu"
             hidden = ops.gelu(hidden) if is_gelu else ops.relu(hidden)
         hidden = self.dropout_layer(hidden, training=training)
         output = ops.matmul(hidden, ops.convert_to_tensor(self.output_kernel))
-        if self.activation != "geglu":
+        if self._activation != "geglu":
             output = output + ops.convert_to_tensor(self.output_bias)[:, None]
         return output
 

@@ -7,8 +7,7 @@ from routing_tf.layers import FeedForward
 from tests import golden_cases
 from tests.layers import helpers
 
-TOLERANCE = 3e-6
-GRADIENT_TOLERANCE = 1e-5  # JAX has a tanh of its own
+TOLERANCES = 3e-6, 1e-5  # of gradients: JAX has a tanh of its own
 RELEASE_NAMES = {
     "geglu": {"weight1": "input", "weight2": "gate", "weight3": "output"},
     "conv_hidden_relu": {"conv1": "input", "conv2": "output"},
@@ -23,11 +22,11 @@ def test_equals_release(kind):
     layer = keras.layers.Identity()
     if kind != "none":
         activation = "geglu" if kind == "geglu" else "relu"
-        layer = FeedForward(case.config["filter_size"], activation, name="ffn")
+        with keras.RematScope(mode="activations"):  # changes an attribute in calls
+            layer = FeedForward(case.config["filter_size"], activation, name="ffn")
         layer.build(case["in/x"].shape)
     variables = {}
     for old, new in RELEASE_NAMES[kind].items():
         for weight in getattr(layer, f"{new}_dense").weights:
             variables[f"ffn/{old}/{weight.name}"] = weight
-    tolerances = TOLERANCE, GRADIENT_TOLERANCE
-    helpers.assert_equals_piece(layer, case, {"inputs": "in/x"}, variables, *tolerances)
+    helpers.assert_equals_piece(layer, case, {"inputs": "in/x"}, variables, *TOLERANCES)

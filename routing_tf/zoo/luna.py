@@ -185,10 +185,14 @@ class LunaHeads(HeadGroup):
         weights = ops.softplus(logits * scale) / scale
         if inputs.value_mask is not None:
             weights = ops.where(inputs.value_mask[..., None], weights, 0.0)
-        return self.dot_product.dropout_layer(weights, training=training)
+        return self._dropped(weights, training)
 
     def _unpacking_weights(self, logits, training=None):
-        return self.dot_product.dropout_layer(softmax(logits), training=training)
+        return self._dropped(softmax(logits), training)
+
+    def _dropped(self, weights, training):
+        weights = self.dot_product.dropout_layer(weights, training=training)
+        return ops.cast(weights, "float32")
 
     def _sums(self, inputs, packing):
         """Returns the sums over all tokens, and the number of real ones."""

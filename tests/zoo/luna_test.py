@@ -51,7 +51,7 @@ def test_equals_the_code_of_the_paper(name, heads):
     golden = golden_cases.load("peers/luna.npz")
     packed, dim = golden["packing"].shape
     group = zoo.LunaHeads(heads, packed, chunk_length=4)
-    attention = helpers.attention(group, key_dim=dim // heads, dim=dim)
+    attention = helpers.attention(group, key_dim=dim // heads, dim=dim, dtype="float64")
     kernels = {f"{part}_kernel": golden[part].T for part in ("query", "key", "value")}
     helpers.assign(attention, **kernels, output_kernel=np.eye(dim))
     group.packing_queries.assign(golden["packing"])

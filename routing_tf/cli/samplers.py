@@ -7,7 +7,7 @@ from routing_tf.cli import commands
 SAMPLERS = ("greedy", "random", "top_k", "top_p", "beam", "contrastive")
 WHOLE_TEXTS = ("beam", "contrastive")
 DEFAULT_TOP_P = 0.95
-SMALLEST_TEMPERATURE = 1e-6  # logits over much less are not finite
+SMALLEST_TEMPERATURE = 1e-6  # divided by tiny numbers, logits overflow
 # Flag: the samplers that use it, and its name in keras_hub.
 SAMPLER_FLAGS = {
     "temperature": (("random", "top_k", "top_p", "beam", "contrastive"), "temperature"),

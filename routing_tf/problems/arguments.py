@@ -48,7 +48,10 @@ def check_lengths(problem, hyperparameters):
 
 
 def shortest_window(length, longest, kind):
-    """Returns `min_training_length` as an `int`; None for windows that are not cut."""
+    """Returns `min_training_length` as an `int`; None for windows that are not cut.
+
+    Raises a `ValueError` if it is no length of windows of a text.
+    """
     if length is None:
         return None
     if kind != "text":

@@ -21,7 +21,7 @@ from routing_tf.training.run_config import RunConfig
 from routing_tf.training.run_config import is_release_checkpoint
 from routing_tf.training.run_folder import load_preprocessor
 
-#: Models by the backbones of their presets, where these are no decoders of texts.
+#: Models by the class in `config.json` of a preset, but for decoders of texts.
 OF_PRESETS = {
     "RoutingTransformerEncoderDecoder": models.RoutingTransformerSeq2SeqLM,
     "RoutingImageTransformer": models.RoutingImageTransformer,

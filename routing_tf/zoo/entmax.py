@@ -54,13 +54,14 @@ class EntmaxDotProduct(ScaledDotProduct):
     Transformers" (https://arxiv.org/abs/1909.00015).
     """
 
-    def __init__(self, *args, entmax_alpha=1.5, **kwargs):
+    def __init__(self, *args, **kwargs):
         if len(args) > 5:  # by position, as `ScaledDotProduct` takes it
             alpha = check_entmax_alpha("entmax_alpha", args[5])
-            super().__init__(*args[:5], alpha, *args[6:], **kwargs)
+            args = (*args[:5], alpha, *args[6:])
         else:
-            alpha = check_entmax_alpha("entmax_alpha", entmax_alpha)
-            super().__init__(*args, entmax_alpha=alpha, **kwargs)
+            alpha = kwargs.get("entmax_alpha", 1.5)
+            kwargs["entmax_alpha"] = check_entmax_alpha("entmax_alpha", alpha)
+        super().__init__(*args, **kwargs)
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)

@@ -1,4 +1,4 @@
-"""Where the tokens of a mixture of experts go, who finds a place first, and balance."""
+"""Where the tokens of a mixture of experts go, and the losses that even them out."""
 
 import typing
 

@@ -32,7 +32,8 @@ from routing_tf.layers.support.products import product
 # A fraction of a query's largest score. It exceeds the differences that rounding, which
 # depends on shapes, makes between equal blocks in one pass and in pieces.
 NEAR_TIE = 2e-6
-LARGEST = float(np.finfo("float32").max)  # more hides any score
+# Scores are clipped to it, and its negative means none.
+LARGEST = float(np.finfo("float32").max)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

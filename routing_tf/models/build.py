@@ -10,16 +10,30 @@ POLICIES = {
     "bfloat16": "mixed_bfloat16",
     "float16": "mixed_float16",
 }
+CLASSES = (
+    models.RoutingTransformerCausalLM,
+    models.RoutingTransformerSeq2SeqLM,
+    models.RoutingImageTransformer,
+)
 
 
 def model_class(kind):
     """Returns the class of the models of a kind, see `Hyperparameters.kind`."""
-    classes = (
-        models.RoutingTransformerCausalLM,
-        models.RoutingTransformerSeq2SeqLM,
-        models.RoutingImageTransformer,
-    )
-    return next(cls for cls in classes if cls.kind == kind)
+    return next(cls for cls in CLASSES if cls.kind == kind)
+
+
+def model_class_on(backbone):
+    """Returns the class of the models on a backbone, of which the name is given.
+
+    An unknown backbone has the first class, which says what it takes.
+    """
+    own = (cls for cls in CLASSES if backbone_class(cls).__name__ == backbone)
+    return next(own, CLASSES[0])
+
+
+def backbone_class(cls):
+    """Returns the class of the backbone of a model; an image model is its own."""
+    return getattr(cls, "backbone_cls", cls)
 
 
 def make_model(hyperparameters, preprocessor=None, precision="float32"):
@@ -32,8 +46,8 @@ def make_model(hyperparameters, preprocessor=None, precision="float32"):
 
 def make_backbone(hyperparameters, dtype=None):
     """Makes the backbone of a text model, or an image model."""
-    cls = model_class(hyperparameters.kind)
-    return getattr(cls, "backbone_cls", cls)(hyperparameters, dtype=dtype)
+    cls = backbone_class(model_class(hyperparameters.kind))
+    return cls(hyperparameters, dtype=dtype)
 
 
 def build_model(hyperparameters, problem, seed=0, precision="float32"):

@@ -7,12 +7,12 @@ import zipfile
 
 import numpy as np
 
-from routing_tf import models
 from routing_tf.files import named_files
 from routing_tf.files import safe_loading
 from routing_tf.files.splits import SPLITS
 from routing_tf.models.build import make_backbone
 from routing_tf.models.build import make_model
+from routing_tf.models.build import model_class_on
 from routing_tf.models.release.checkpoints import ReleaseCheckpoint
 from routing_tf.models.release.checkpoints import load_into
 from routing_tf.training import checkpoints
@@ -20,12 +20,6 @@ from routing_tf.training import run_folder
 from routing_tf.training.run_config import RunConfig
 from routing_tf.training.run_config import is_release_checkpoint
 from routing_tf.training.run_folder import load_preprocessor
-
-#: Models by the class in `config.json` of a preset, but for decoders of texts.
-OF_PRESETS = {
-    "RoutingTransformerEncoderDecoder": models.RoutingTransformerSeq2SeqLM,
-    "RoutingImageTransformer": models.RoutingImageTransformer,
-}
 
 
 def find_run(source, which="last"):
@@ -137,9 +131,8 @@ def load_language_model(source, which="last"):
                 return safe_loading.load_keras_file(path)
             config = path / "config.json"
             if config.is_file():
-                name = safe_loading.read_json(config)["class_name"]
-                cls = OF_PRESETS.get(name, models.RoutingTransformerCausalLM)
-                return cls.from_preset(str(path))
+                backbone = safe_loading.read_json(config)["class_name"]
+                return model_class_on(backbone).from_preset(str(path))
     except (OSError, KeyError, TypeError, zipfile.BadZipFile) as error:
         raise ValueError(f"The model {source!r} cannot be read: {error}") from error
     raise ValueError(

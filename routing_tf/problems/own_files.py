@@ -73,7 +73,8 @@ def fingerprint(paths):
             raise ValueError(
                 f"The file {str(path)!r} must be readable. Received: {error.strerror}"
             ) from error
-        digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+        about = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0"
+        digest.update(about.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 

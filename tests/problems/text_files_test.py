@@ -58,10 +58,10 @@ def on_disk(monkeypatch):
 
 @pytest.fixture
 def files(tmp_path):
-    """Texts with everything that is hard to cut."""
+    """Texts with everything that is hard to cut, one with a name of Latin-1."""
     generator = np.random.default_rng(0)
     paths = []
-    for name in ("a", "b"):
+    for name in ("a", "b\udce9"):
         text = "".join(generator.choice(WORDS, 200)).encode()
         # Neither UTF-8 nor a place to cut.
         text += b"\xff\xe6\xbc" + b"x" * 120 + b"\xe6\n y " * 3

@@ -30,7 +30,7 @@ ROUTING = {"num_heads": 2, "key_dim": 4, "num_clusters": 2, "attention_window": 
 TABLE, IDS = {"vocabulary_size": 9, "embedding_dim": 4}, np.ones((2, 6), "int32")
 PIXELS = {"input_data": np.ones((2, 2, 2, 3), "int32")}
 MASKS = {"supports_masking": True}
-EXACT = {"run_mixed_precision_check": False}
+EXACT, DROP = {"run_mixed_precision_check": False}, {"rate": 0.5, "seed": np.int64(3)}
 CASES = {
     "routing": (layers.RoutingAttention, {**ROUTING, "num_local_heads": 1}, MASKS),
     "biases": (
@@ -56,7 +56,7 @@ CASES = {
     "kmeans": (layers.OnlineKMeans, {"num_clusters": 2}, {"input_shape": (2, 3, 6, 4)}),
     "dot_product": (
         layers.ScaledDotProduct,
-        {"max_relative_position": 2},
+        {"max_relative_position": 2, "dropout": 0.1, "seed": np.int64(3)},
         {"input_shape": {f"{name}_shape": SHAPE for name in ("query", "key", "value")}},
     ),
     "block": (
@@ -81,12 +81,13 @@ CASES = {
     "experts": (
         zoo.MixtureOfExperts,
         {"num_experts": 3, "intermediate_dim": 4, "capacity": 3, "top_k": 2}
-        | {"router_jitter": 0.1, "z_loss_weight": 0.1},
+        | {"router_jitter": 0.1, "z_loss_weight": 0.1, "seed": np.int64(3)},
         {**MASKS, "expected_num_trainable_weights": 5},
     ),
     "memory": (
         zoo.ProductKeyMemory,
-        {"num_heads": 2, "num_keys": 3, "top_k": 2, "key_dim": 4},
+        {"num_heads": 2, "num_keys": 3, "top_k": 2, "key_dim": 4}
+        | {"input_dropout": 0.1, "seed": np.int64(3)},
         MASKS,
     ),
     "embedding": (layers.TokenEmbedding, TABLE, {"input_data": IDS}),
@@ -95,7 +96,7 @@ CASES = {
         {**MASKS, "assert_built_after_instantiation": True},
     ),
     "grid": (layers.GridEmbedding, {"grid_shape": (2, 4)}, MASKS),
-    "token_dropout": (layers.TokenDropout, {"rate": 0.5}, {**MASKS, **EXACT}),
+    "token_dropout": (layers.TokenDropout, DROP, {**MASKS, **EXACT}),
     "rows_and_columns": (
         *(layers.RowColumnEmbedding, {"max_length": 4}),
         {"input_shape": (2, 3, 4, 8)},
@@ -183,6 +184,8 @@ def test_integers_of_numpy_are_integers():
     for layer in (attention, local, layers.HashedHeads(1, np.int64(4), 2)):
         config = layer.get_config()
         assert helpers.as_json(config) and type(config["num_heads"]) is int
+    for kind in (zoo.TokenFuser, functools.partial(zoo.TokenLearner, 2)):
+        assert type(kind(dropout=0.1, seed=np.int64(3)).seed) is int
 
 
 def test_lists_are_tuples():

@@ -337,7 +337,7 @@ class TokenDropout(ConfiguredLayer):
         self.supports_masking = True
         self.rate = rate
         self.seed = check_seed(seed)
-        self.seed_generator = keras.random.SeedGenerator(seed)
+        self.seed_generator = keras.random.SeedGenerator(self.seed)
 
     def call(self, token_ids, training=None):
         if not training or not self.rate:

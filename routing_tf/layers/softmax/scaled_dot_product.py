@@ -172,7 +172,7 @@ class ScaledDotProduct(ConfiguredLayer):
                 dtype=self.dtype_policy,
             )
         self.dropout_layer = keras.layers.Dropout(
-            dropout, seed=seed, dtype=self.dtype_policy
+            dropout, seed=self.seed, dtype=self.dtype_policy
         )
 
     def build(self, query_shape, key_shape, value_shape):

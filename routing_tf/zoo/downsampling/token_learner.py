@@ -88,7 +88,7 @@ class TokenLearner(ConfiguredLayer):
         self.hidden_dense = keras.layers.Dense(
             self.bottleneck_dim, activation="gelu", name="hidden", **own
         )
-        self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, **own)
+        self.dropout_layer = keras.layers.Dropout(dropout, seed=self.seed, **own)
         self.map_dense = keras.layers.Dense(self.num_tokens, name="maps", **own)
 
     def build(self, inputs_shape):
@@ -170,7 +170,7 @@ class TokenFuser(ConfiguredLayer):
         own = {"dtype": self.dtype_policy}
         self.token_norm = keras.layers.LayerNormalization(name="token_norm", **own)
         self.mixed_norm = keras.layers.LayerNormalization(name="mixed_norm", **own)
-        self.dropout_layer = keras.layers.Dropout(dropout, seed=seed, **own)
+        self.dropout_layer = keras.layers.Dropout(dropout, seed=self.seed, **own)
 
     def build(self, tokens_shape, inputs_shape):
         arguments.tokens_shape(self, tokens_shape)

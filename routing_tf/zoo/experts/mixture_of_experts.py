@@ -188,9 +188,9 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         self._check_choices()
         self.seed_generator = None
         if router_jitter or second_choice == "random":
-            self.seed_generator = keras.random.SeedGenerator(seed)
+            self.seed_generator = keras.random.SeedGenerator(self.seed)
         self.dropout_layer = keras.layers.Dropout(
-            dropout, seed=seed, dtype=self.dtype_policy
+            dropout, seed=self.seed, dtype=self.dtype_policy
         )
 
     @property

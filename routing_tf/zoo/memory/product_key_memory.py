@@ -131,7 +131,7 @@ class ProductKeyMemory(ConfiguredLayer):
                 f"top_k={top_k}, num_keys={num_keys}"
             )
         self.dropout_layer = keras.layers.Dropout(
-            input_dropout, seed=seed, dtype=self.dtype_policy
+            input_dropout, seed=self.seed, dtype=self.dtype_policy
         )
         self.query_dense = keras.layers.Dense(
             self.num_heads * self.key_dim,

@@ -59,8 +59,8 @@ def test_defaults(tmp_path):
 @pytest.mark.thorough
 def test_both_scopes_of_expert_choice(arguments, tmp_path, run):
     heads = HPARAMS.replace("num_routed_heads=0", "num_routed_heads=1")
-    hparams = f"--hparams={heads},routing=expert_choice"
-    options = ["--train_steps=1", "--eval_examples=3", "--sample_bytes=0"]
+    hparams = f"--hparams={heads},routing=expert_choice,coordinate_embeddings=true"
+    options = ["--train_steps=1", "--eval_examples=3", "--sample_bytes=99"]
     out = run(f"--model_dir={tmp_path}", *arguments, hparams, *options)
     full = out.index('routing scope "full": WARNING: later tokens take part')
     prefix = out.index('routing scope "prefix": every token only from those before')

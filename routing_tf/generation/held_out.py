@@ -5,6 +5,7 @@ import numpy as np
 
 from routing_tf.generation import pictures
 from routing_tf.generation.display import printable
+from routing_tf.models import steps
 from routing_tf.problems import image
 from routing_tf.training import loading
 
@@ -43,13 +44,19 @@ def show_samples(lm, trainer, num_tokens, num_images):
 
 
 def sample_continuation(lm, problem, num_tokens):
-    """Continues a held-out text by `num_tokens`; returns texts by their titles."""
+    """Continues a held-out text by `num_tokens`; returns texts by their titles.
+
+    There are fewer of them in a model that takes no longer texts.
+    """
     ids = problem.ids(problem.eval_split)
     start = len(ids) // 2
     end = start + min(PROMPT_TOKENS, problem.sequence_length // 2)
     prompt = problem.tokenizer.detokenize(ids[start:end])
     # The model's sequences have one more leading id.
     length = 1 + len(problem.tokenizer.tokenize(prompt)) + num_tokens
+    h = lm.hyperparameters
+    if h.coordinate_embeddings or h.truncate_length is not None:
+        length = min(length, steps.longest_input(h))
     text = lm.generate(prompt, max_length=length)
     return {
         "prompt from held-out text": prompt,

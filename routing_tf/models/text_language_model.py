@@ -67,7 +67,7 @@ class TextLanguageModel(Exportable):
         policies = {
             layer.name: keras.dtype_policies.serialize(layer.dtype_policy)
             for layer in own
-            if layer is not None and layer.quantization_mode is not None
+            if layer is not None and layer.dtype_policy != self.backbone.dtype_policy
         }
         return {**config, "dtype_policies": policies} if policies else config
 

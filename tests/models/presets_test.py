@@ -319,3 +319,5 @@ def test_changes_of_a_language_model_from_preset():
     assert lm.preprocessor is preprocessor
     assert lm.backbone.dtype_policy.name == "mixed_bfloat16"
     assert tuple(lm.output.shape) == (None, None, 300)
+    lm = type(lm)(lm.backbone, dtype_policies={"logits": "float32"})
+    assert type(lm).from_config(lm.get_config()).output.dtype == "float32"

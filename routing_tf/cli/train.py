@@ -132,7 +132,7 @@ FLAGS = {
         1,
         "Number of micro-batches per step (gradient accumulation); saves memory. "
         "Results equal those of the whole batch, except for rounding, dropout and "
-        "tokens that revive centroids. Default: 1.",
+        "tokens that revive or start centroids. Default: 1.",
     ),
     "steps_per_call": flag_kinds.integer(
         1, 1, "Number of training steps in one call: less overhead if steps are small."

@@ -177,6 +177,12 @@ def _check_feed_forward(h):
             f"has no such layers. Received: compatibility={h.compatibility!r}. Leave "
             "one of the two out"
         )
+    if h.local_block_width is not None:
+        raise ValueError(
+            f"`feed_forward={name!r}` must come without `local_block_width`, because "
+            "the layer takes sequences, and no positions on two axes. Received: "
+            f"local_block_width={h.local_block_width}. Leave one of the two out"
+        )
 
 
 def _check_heads(h):

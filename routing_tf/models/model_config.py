@@ -33,7 +33,7 @@ class ModelConfig:
             `FeedForward`. Or a layer of another system: `"mixture_of_experts"`, two
             of eight experts in every other block; `"product_key_memory"`, a memory in
             the middle block; or `"sparse_feed_forward"`. Blocks without such a layer
-            have `"geglu"`.
+            have `"geglu"`. The three take no rectangular blocks of images.
         norm_position: `"pre"` or `"post"`, where each block normalizes.
         scale_embeddings: whether token embeddings are multiplied by the square root of
             their size.

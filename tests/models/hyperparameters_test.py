@@ -16,6 +16,7 @@ IMAGE = {
 FLAWED = {"compatibility": "trained"}
 GRADIENT = {"ema": False}
 TWO_CLUSTERS = {"clusters_per_query": 2, "routing": None}
+EXPERTS = {"feed_forward": "mixture_of_experts"}
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,7 @@ TWO_CLUSTERS = {"clusters_per_query": 2, "routing": None}
             "`feed_forward='sparse_feed_forward'` must come without.*'trained'",
             {**FLAWED, "feed_forward": "sparse_feed_forward"},
         ),
+        ("without `local_block_width`", {**EXPERTS, "local_block_width": 2}),
         (
             "`value_dim` must be None or 4 with `sparse_projections=True`.*=5",
             {"sparse_projections": True, "value_dim": 5, "key_dim": 4},

@@ -123,6 +123,11 @@ def test_steps_equal_a_pass_over_all_inputs(name):
     golden_cases.assert_close(outputs[shown], expected[shown], 1e-5)
 
 
+def test_heads_have_the_dtype_of_the_model():
+    model = built(heads=[layers.FullHeads(2)], dtype="mixed_bfloat16")
+    assert model.blocks[0].attention.head_groups[0].compute_dtype == "bfloat16"
+
+
 def test_caches_need_a_causal_model_and_a_start_that_reaches_the_latents():
     with pytest.raises(ValueError, match="Make one with `causal=True`"):
         built("latents").make_cache(1, 4)

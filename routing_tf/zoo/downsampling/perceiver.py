@@ -66,7 +66,8 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         causal: whether the latents are the last inputs. Defaults to False.
         heads: list of head groups in place of `num_heads` full ones, such as
             `[layers.RoutedHeads(4, 8, 32), layers.LocalHeads(4, (32,))]`, of which each
-            block gets its own copies; None (the default) for full attention.
+            block gets its own copies; None (the default) for full attention. Those
+            without a `dtype` have that of the model.
         output_dim: size of a query that reads the latents, and of its output; None (the
             default) to return the latents.
         num_outputs: number of learned queries that read the latents; None (the default)
@@ -161,7 +162,10 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         self.causal = causal
         # Configs, of which each block makes its own heads.
         if heads is not None:
-            heads = [serialize(group) for group in _checked_heads(heads)]
+            heads = _checked_heads(heads)
+            for group in heads:
+                group.follow_dtype(self.dtype_policy)
+            heads = [serialize(group) for group in heads]
         self.heads = heads
         self.output_dim = check_optional_integer("output_dim", output_dim)
         self.num_outputs = check_optional_integer("num_outputs", num_outputs)

@@ -80,12 +80,12 @@ def test_all_variables_are_named_once(lm):
 
 def test_the_best_one_is_kept_apart(lm, tmp_path):
     save(lm, tmp_path, 1, 2, 3, 4)
-    save(lm, tmp_path, 2, best=0.5)
+    save(lm, tmp_path, 2, best=run_checkpoints.Best(0.5, 64))
     assert names(tmp_path) == ["step-2", "step-3", "step-4"]
     assert names(tmp_path, "best") == ["step-2"]
     checkpoints = RunCheckpoints(tmp_path, lm)
     assert checkpoints.restore() == 4
-    assert checkpoints.best_loss == 0.5
+    assert checkpoints.best == (0.5, 64)
 
 
 @pytest.mark.parametrize("is_listed, is_cut", [(True, True), (False, False)])

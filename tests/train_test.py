@@ -283,8 +283,9 @@ def test_how_a_run_computes_is_remembered(arguments, run, refused, tmp_path):
     scale = ["--precision=bfloat16", "--accumulation_steps=2", "--remat"]
     out = run(*common, *scale, "--train_steps=1")
     assert "one device" in out and "bfloat16" in out
-    out = run(model_dir, "--train_steps=2", "--sample_bytes=0", "--eval_examples=2")
+    out = run(model_dir, "--train_steps=2", "--sample_bytes=0", "--eval_examples=3")
     assert "continuing at step 1" in out and "bfloat16" in out
+    assert "anew: 96 held-out tokens are scored now, 64 before" in out
     config = run_config.RunConfig.load(tmp_path)
     assert config.accumulation_steps == 2
     assert config.hyperparameters.remat

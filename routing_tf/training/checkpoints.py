@@ -9,6 +9,7 @@ import math
 import pathlib
 import re
 import shutil
+import typing
 
 import keras
 import numpy as np
@@ -20,6 +21,22 @@ _NAME = "step"
 
 class DamagedCheckpointError(ValueError):
     """A checkpoint cannot be read, or belongs to another model."""
+
+
+class Best(typing.NamedTuple):
+    """The lowest held-out loss of a run so far, in nats per token.
+
+    `num_tokens` is the number of tokens of which `loss` is the mean; 0 if unknown.
+    Losses of other tokens cannot be compared.
+    """
+
+    loss: float = math.inf
+    num_tokens: float = 0.0
+
+    def compares_with(self, other):
+        """Tells whether two losses are of the same number of tokens, or may be."""
+        numbers = self.num_tokens, other.num_tokens
+        return 0 in numbers or numbers[0] == numbers[1]
 
 
 class RunCheckpoints:
@@ -49,15 +66,15 @@ class RunCheckpoints:
     def __init__(self, model_dir, lm):
         self.folder = folder_of(model_dir)
         self._variables = named_variables(lm)
-        self.best_loss = math.inf
+        self.best = Best()
         self._checkpoint = None
         self._restored = None
 
-    def save(self, step, best_loss=None):
+    def save(self, step, best=None):
         """Starts to write a checkpoint, and keeps only the last three.
 
-        If `best_loss`, the held-out loss of this state, is given, the checkpoint is the
-        best one, which is kept separately.
+        If `best`, the held-out loss of this state, is given, the checkpoint is the best
+        one, which is kept separately.
 
         Raises:
             OSError: if this or an earlier checkpoint could not be written; those before
@@ -67,12 +84,12 @@ class RunCheckpoints:
             self._prepare()
             for name, variable in self._variables.items():
                 self._copies[name].assign(keras.ops.convert_to_numpy(variable))
-            if best_loss is not None:
-                self.best_loss = best_loss
+            self.best = best or self.best
             self._copies["step"].assign(step)
-            self._copies["best_loss"].assign(self.best_loss)
+            self._copies["best_loss"].assign(self.best.loss)
+            self._copies["best_tokens"].assign(self.best.num_tokens)
             manager, number = self._last, NUM_CHECKPOINTS
-            if best_loss is not None:
+            if best is not None:
                 manager, number = self._best, 1
             manager.save(checkpoint_number=step, options=self._options)
             # The write before this one has ended.
@@ -102,7 +119,7 @@ class RunCheckpoints:
         step, values, errors = 0, {}, {}
         for path in reversed(resumable(self.folder.parent)):
             try:
-                step, self.best_loss, values = read(path, self._variables)
+                step, self.best, values = read(path, self._variables)
                 self._restored = path
                 break
             except DamagedCheckpointError as error:
@@ -119,7 +136,9 @@ class RunCheckpoints:
         for name, value in values.items():
             self._variables[name].assign(value)
         for path in paths(self.folder.parent, "best"):
-            self.best_loss = min(self.best_loss, _best_loss_of(path))
+            best = _best_of(path)
+            if best.loss < self.best.loss or not self.best.compares_with(best):
+                self.best = best
         return step
 
     @property
@@ -141,6 +160,7 @@ class RunCheckpoints:
             }
             self._copies["step"] = tf.Variable(0, dtype=tf.int64)
             self._copies["best_loss"] = tf.Variable(math.inf, dtype=tf.float64)
+            self._copies["best_tokens"] = tf.Variable(0.0, dtype=tf.float64)
         self._checkpoint = tf.train.Checkpoint(variables=self._copies)
         self._options = tf.train.CheckpointOptions(
             experimental_enable_async_checkpoint=True
@@ -250,7 +270,7 @@ def restore(path, variables):
 
 
 def read(path, variables):
-    """Reads the step, the best held-out loss so far, and a dict of NumPy arrays.
+    """Reads the step, the `Best` loss so far, and a dict of NumPy arrays.
 
     `path` is without .index; `variables` is what `named_variables` returns.
 
@@ -261,7 +281,9 @@ def read(path, variables):
         reader = tf.train.load_checkpoint(str(path))
         _check_shapes(path, variables, reader.get_variable_to_shape_map())
         values = {name: reader.get_tensor(_entry(name)) for name in variables}
-        step, best = (reader.get_tensor(_entry(name)) for name in ("step", "best_loss"))
+        step, loss = (reader.get_tensor(_entry(name)) for name in ("step", "best_loss"))
+        name = _entry("best_tokens")
+        num_tokens = reader.get_tensor(name) if reader.has_tensor(name) else 0.0
     # TensorFlow makes an `IndexError` of a file that ends too early.
     except (tf.errors.OpError, ValueError, RuntimeError, OSError, IndexError) as error:
         if isinstance(error, DamagedCheckpointError):
@@ -269,14 +291,14 @@ def read(path, variables):
         raise DamagedCheckpointError(
             f"The checkpoint must be whole. Received: {path}: {_first_line(error)}"
         ) from error
-    return int(step), float(best), values
+    return int(step), Best(float(loss), float(num_tokens)), values
 
 
-def _best_loss_of(path):
+def _best_of(path):
     try:
         return read(path, {})[1]
     except DamagedCheckpointError:
-        return math.inf
+        return Best()
 
 
 def _remove_leftovers(folder):

@@ -147,7 +147,7 @@ class Trainer:
             OSError: if a checkpoint cannot be written.
         """
         check_choice("on_nan", on_nan, ON_NAN)
-        self._on_nan = on_nan
+        self._on_nan, self._first_step = on_nan, self.step
         total = self.config.hyperparameters.train_steps
         # A run that was killed before its evaluation has it now.
         evaluates_first = self.step < total and (
@@ -209,12 +209,25 @@ class Trainer:
         if result is None:
             return None
         log.evaluation(self.step, result)
-        loss = result.nats_per_token
-        is_best = self.step > 0 and loss < self._checkpoints.best_loss
+        if self.step > 0:
+            self._keep_if_best(result, log)
+        return result
+
+    def _keep_if_best(self, result, log):
+        found = checkpoints.Best(result.nats_per_token, result.num_tokens)
+        best = self._checkpoints.best
+        is_best = found.loss < best.loss
+        if not best.compares_with(found):
+            # A run that was finished before keeps its best one.
+            is_best = self.step > self._first_step
+            if is_best:
+                log.say(
+                    f"the best checkpoint is chosen anew: {found.num_tokens:,.0f} "
+                    f"held-out tokens are scored now, {best.num_tokens:,.0f} before"
+                )
         # The chief decides, because sums of other workers may be rounded differently.
         if self.engine.agree(is_best and self.engine.is_chief):
-            self._save(loss)
-        return result
+            self._save(found)
 
     def _open_model_dir(self):
         """Makes or checks the model directory; returns whether the run is new."""
@@ -379,7 +392,7 @@ class Trainer:
             values["tokens_per_second"] = window.tokens_per_second
         return {**values, **centroid_occupancy(self.lm)}
 
-    def _save(self, best_loss=None):
+    def _save(self, best=None):
         """Writes a checkpoint; an error of the chief is raised on all workers."""
         self.engine.sync()
         name = checkpoints.first_not_finite(self.lm)
@@ -388,7 +401,7 @@ class Trainer:
         error = None
         if self.engine.is_chief:
             try:
-                self._checkpoints.save(self.step, best_loss)
+                self._checkpoints.save(self.step, best)
             except OSError as caught:
                 error = caught
         if self.engine.agree(error is not None):

@@ -406,7 +406,7 @@ class TestInitCheckpoint:
         path = checkpoints.paths(finished.model_dir)[-1]
         file = tmp_path / "model.keras"
         finished.lm.save(file)
-        sources = [finished.model_dir, path, file, preset]
+        sources = [finished.model_dir, path, f"{path}.index", file, preset]
         for index, source in enumerate(sources):
             config, problem = configure(init_checkpoint=str(source), seed=3)
             trainer = training.Trainer(config, problem, tmp_path / f"run{index}")
@@ -543,8 +543,10 @@ class TestRunConfig:
 
     def test_windows_longer_than_the_model(self, text_file):
         options = {"files": text_file, "sequence_length": LENGTH + 1}
-        with pytest.raises(ValueError, match="Received: 33 and 32"):
-            run_config.configure("text_files", tiny(), problem_options=options)
+        h = tiny(truncate_length=9)
+        with pytest.raises(ValueError, match="`truncate_length`. Received: 33 and 9"):
+            run_config.configure("text_files", h, problem_options=options)
+        assert problems.get_class("text_files").options_for(h)["sequence_length"] == 9
 
     def test_shorter_windows(self, text_file):
         options = {"files": text_file, "sequence_length": "16"}

@@ -38,13 +38,23 @@ def integer_at_least(minimum, name, value):
 def check_lengths(problem, hyperparameters):
     """Raises a `ValueError` if a length of a problem exceeds that of a model."""
     for name, largest in problem.lengths.items():
-        length, limit = getattr(problem, name), getattr(hyperparameters, largest)
+        length = getattr(problem, name)
+        limit, largest = limit_of(hyperparameters, largest)
         if length > limit:
             raise ValueError(
                 f"`{name}` of the problem must not exceed the model's `{largest}`. "
                 f"Received: {length} and {limit}. Leave {name} out, or pass the "
                 f"hyperparameter {largest}"
             )
+
+
+def limit_of(hyperparameters, name):
+    """Returns the largest length that a model has under a name, and what sets it."""
+    limits = {name: getattr(hyperparameters, name)}
+    if name == "max_sequence_length" and hyperparameters.truncate_length is not None:
+        limits["truncate_length"] = hyperparameters.truncate_length
+    setting = min(limits, key=limits.get)
+    return limits[setting], setting
 
 
 def shortest_window(length, longest, kind):

@@ -10,6 +10,7 @@ from routing_tf.problems.arguments import check_lengths
 from routing_tf.problems.arguments import check_split
 from routing_tf.problems.arguments import check_worker
 from routing_tf.problems.arguments import integer_at_least
+from routing_tf.problems.arguments import limit_of
 from routing_tf.problems.arguments import shortest_window
 from routing_tf.problems.checksum import checksum
 from routing_tf.problems.windows import Tokens
@@ -128,8 +129,8 @@ class Problem:
         Returns:
             A dictionary: windows are as long as the model's sequences.
         """
-        lengths = cls.lengths.items()
-        return {name: getattr(hyperparameters, largest) for name, largest in lengths}
+        h, lengths = hyperparameters, cls.lengths.items()
+        return {name: limit_of(h, largest)[0] for name, largest in lengths}
 
     def load_split(self, split):
         """Reads the data of one split; subclasses implement this or `load`.

@@ -249,6 +249,7 @@ def _subwords(path):
 
 def is_release_checkpoint(source):
     """Tells whether a path is that of a checkpoint of the original release."""
-    if checkpoints.is_run_checkpoint(source):
+    path = str(source).removesuffix(".index")
+    if checkpoints.is_run_checkpoint(path):
         return False
-    return pathlib.Path(f"{str(source).removesuffix('.index')}.index").is_file()
+    return pathlib.Path(f"{path}.index").is_file()

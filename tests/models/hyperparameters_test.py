@@ -17,6 +17,7 @@ FLAWED = {"compatibility": "trained"}
 GRADIENT = {"ema": False}
 TWO_CLUSTERS = {"clusters_per_query": 2, "routing": None}
 EXPERTS = {"feed_forward": "mixture_of_experts"}
+SPARSE = {"sparse_projections": True}
 
 
 @pytest.mark.parametrize(
@@ -54,15 +55,9 @@ EXPERTS = {"feed_forward": "mixture_of_experts"}
         ("`qk_norm` must be False with flaws", {**FLAWED, "qk_norm": True}),
         ("rotary_positions=True` must come", {**FLAWED, "rotary_positions": True}),
         ("rotary_positions=True` must", {"rotary_positions": True, "key_dim": 3}),
-        (
-            "`feed_forward='sparse_feed_forward'` must come without.*'trained'",
-            {**FLAWED, "feed_forward": "sparse_feed_forward"},
-        ),
+        ("feed_forward='mixture_of.*without.*'trained'", {**FLAWED, **EXPERTS}),
         ("without `local_block_width`", {**EXPERTS, "local_block_width": 2}),
-        (
-            "`value_dim` must be None or 4 with `sparse_projections=True`.*=5",
-            {"sparse_projections": True, "value_dim": 5, "key_dim": 4},
-        ),
+        ("`value_dim` must be None or 4.*=5", {**SPARSE, "value_dim": 5, "key_dim": 4}),
         ("`local_key_shift=1` must come without", {**FLAWED, "local_key_shift": 1}),
         ("key_value_heads` must be None", {**FLAWED, "num_key_value_heads": 4}),
         ("`compatibility` must be", {"compatibility": {"no_such_flaw": True}}),
@@ -72,11 +67,7 @@ EXPERTS = {"feed_forward": "mixture_of_experts"}
         ("`compatibility` must be", {"compatibility": ["exact"]}),
         ("`compatibility` must be one of None, 'tra", {"compatibility": "release"}),
         # Of heads.
-        (
-            "must not all be zero. Received: num_local_heads=0, num_routed_heads=0, "
-            "num_cluster_strided_heads=0, num_strided_heads=0",
-            {"num_local_heads": 0, "num_routed_heads": 0},
-        ),
+        ("not all be zero.*num_strided", {"num_local_heads": 0, "num_routed_heads": 0}),
         ("hidden_dim` must be a multi.*=1", {"hidden_dim": 64, "num_strided_heads": 1}),
         ("`hidden_dim` must.*=1", {"hidden_dim": 64, "num_cluster_strided_heads": 1}),
         (
@@ -107,9 +98,8 @@ def test_defaults():
 def test_integers_serve_as_floats():
     h = Hyperparameters(learning_rate=1, weight_decay=0)
     assert (type(h.learning_rate), type(h.weight_decay)) == (float, float)
-    assert json.dumps(h.to_dict()) == json.dumps(
-        Hyperparameters(learning_rate=1.0).to_dict()
-    )
+    same = Hyperparameters(learning_rate=1.0)
+    assert json.dumps(h.to_dict()) == json.dumps(same.to_dict())
 
 
 def test_every_field_is_documented_once():

@@ -120,16 +120,8 @@ PARALLEL = {"source_files": "a", "target_files": "b"}
         ("wikitext103", {"level": "bytes", "packing": "release"}, "needs words"),
         ("parallel_files", {}, "`source_files` and `target_files` must both"),
         ("parallel_files", {"source_files": "a"}, "Received: 'a' and None"),
-        (
-            "parallel_files",
-            {**PARALLEL, "test_source_files": "c"},
-            "`test_source_files` and `test_target_files` must both",
-        ),
-        (
-            "parallel_files",
-            {**PARALLEL, "vocabulary": "subwords"},
-            "`data_dir` must name a folder for the vocabulary",
-        ),
+        ("parallel_files", {**PARALLEL, "test_source_files": "c"}, "test_.* must both"),
+        ("parallel_files", {**PARALLEL, "vocabulary": "subwords"}, "`data_dir` must n"),
         ("parallel_files", {**PARALLEL, "input_length": 0}, "`input_length` must be a"),
         ("parallel_files", {**PARALLEL, "too_long": "keep"}, "too_long='keep'"),
         ("parallel_files", {**PARALLEL, SHORTEST: 4}, f"{SHORTEST}=4"),

@@ -37,7 +37,7 @@ def kinds():
     return {
         "local": lambda: layers.LocalHeads(heads, (window,)),
         "routed, token choice": lambda: routed(routing="token_choice"),
-        "routed, expert choice": routed,
+        "routed, expert choice": lambda: routed(routing="expert_choice"),
         "hashed": lambda: layers.HashedHeads(*clustered),
         "random": lambda: layers.RandomHeads(*clustered),
         "full": lambda: layers.FullHeads(heads),

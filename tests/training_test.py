@@ -458,7 +458,8 @@ class TestEvaluate:
 class TestWeightDecay:
     def test_one_step_is_that_of_tensor2tensor(self, configure):
         _, problem = configure()
-        h = tiny(weight_decay=0.5, commitment_weight=0.0)
+        own = {"routing": "long_short", "routed_key_shift": 0}
+        h = tiny(weight_decay=0.5, commitment_weight=0.0, **own)
         lm = training.build_model(h, problem)
         start = {}
         for variable in lm.trainable_variables:

@@ -2,13 +2,16 @@
 
 import keras
 
+# Parts of the names of weights that do not decay.
+NOT_DECAYED = ("bias", "gamma", "beta", "scale", "alpha_scores")
+
 
 @keras.saving.register_keras_serializable("routing_tf")
 class AdamW(keras.optimizers.AdamW):
     """Adam with decoupled weight decay, except of biases and normalization.
 
     Each step also subtracts the share `learning_rate * weight_decay` of every weight
-    whose name contains none of `bias`, `gamma` and `beta`.
+    whose name contains none of `bias`, `gamma`, `beta`, `scale` and `alpha_scores`.
 
     Args:
         *args: arguments of `keras.optimizers.AdamW`.
@@ -29,4 +32,4 @@ class AdamW(keras.optimizers.AdamW):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         # Set here, because the config of an optimizer does not include it.
-        self.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+        self.exclude_from_weight_decay(var_names=list(NOT_DECAYED))

@@ -2,6 +2,8 @@
 
 import keras
 
+from routing_tf.optimizers.adamw import NOT_DECAYED
+
 # Everything except kernels, and the kernel of the logits.
 _NOT_MATRICES = (r"^(?!.*kernel$)", r"logits")
 
@@ -58,4 +60,4 @@ class Muon(keras.optimizers.Muon):
             **kwargs,
         )
         # Set here, because the config of an optimizer does not include it.
-        self.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+        self.exclude_from_weight_decay(var_names=list(NOT_DECAYED))

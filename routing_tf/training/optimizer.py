@@ -75,8 +75,7 @@ def add_weight_decay(lm, rate):
     """
     for variable in lm.trainable_variables:
         # Keras calls the bias of layer normalization beta.
-        is_bias = len(variable.shape) == 1 and variable.name.endswith(("bias", "beta"))
-        decays = rate and not is_bias
+        decays = rate and not variable.name.endswith(("bias", "beta"))
         variable.regularizer = keras.regularizers.L2(rate / 2) if decays else None
 
 

@@ -131,8 +131,9 @@ FLAGS = {
         None,
         1,
         "Number of micro-batches per step (gradient accumulation); saves memory. "
-        "Results equal those of the whole batch, except for rounding, dropout and "
-        "tokens that revive or start centroids. Default: 1.",
+        "Results equal those of the whole batch, except for rounding, dropout, "
+        "tokens that revive or start centroids, and the load balancing loss of "
+        "experts. Default: 1.",
     ),
     "steps_per_call": flag_kinds.integer(
         1, 1, "Number of training steps in one call: less overhead if steps are small."

@@ -13,8 +13,8 @@ class TokenStream:
 
     The step is compiled once for each number of prompts, whatever their length. Memory
     is that of a cache, whose size does not depend on the number of tokens if heads
-    remember a bounded number of them (local, routed and hashed heads), or only sums
-    (linear heads). A second call continues with the random state of the sampler.
+    remember a bounded number of them (such as local, routed and hashed heads), or only
+    sums (linear heads). A second call continues with the random state of the sampler.
 
     Args:
         lm: a `RoutingTransformerCausalLM`.

@@ -278,7 +278,8 @@ class TextLanguageModel(Exportable):
         Args:
             batch_size: number of sequences.
             max_length: number of tokens a sequence may have, including the leading id
-                0. Models with only local, routed or hashed heads can go beyond it.
+                0. Models whose heads all remember a bounded number of tokens, such as
+                local, routed and hashed heads, can go beyond it.
             memory: output of the encoder, see `RoutingTransformerEncoderDecoder`; None
                 (the default) without one.
             memory_mask: its padding mask; None (the default) for no padding.

@@ -58,10 +58,10 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
     `num_experts * sum(f * p)`, where f is the share of tokens whose first choice is an
     expert and p its mean probability (1 if all are equal), and the router z-loss of
     ST-MoE, the mean of `logsumexp(logits)**2`. Both are means over the real tokens of
-    the batch. `statistics` is a dict of their last values, before the weights, under
-    `"load_balancing_loss"` and `"router_z_loss"`, and of the number of choices that
-    found no place, `"dropped"`. It is written by calls with `training=True`; `route`
-    tells of single tokens.
+    the batch, f and p over those of each replica. `statistics` is a dict of their last
+    values, before the weights, under `"load_balancing_loss"` and `"router_z_loss"`, and
+    of the number of choices that found no place, `"dropped"`. It is written by calls
+    with `training=True`; `route` tells of single tokens.
 
     Kernels of the experts have the paths `.../expert_{input,gate,output}_kernel` and
     the shape `[num_experts, ...]`, biases likewise. To share out the experts among

@@ -56,7 +56,7 @@ def expert_choice(tmp_path_factory, text):
 @pytest.fixture(scope="module")
 def shifted(tmp_path_factory, text):
     folder = tmp_path_factory.mktemp("shifted")
-    return text_run(folder, text, "token_choice", routed_key_shift=1)
+    return text_run(folder, text, "token_choice", routed_key_shift=1, local_dilation=2)
 
 
 @pytest.fixture
@@ -192,6 +192,7 @@ def test_reads_of_a_text(shifted, tmp_path, run):
     arguments += [f"--model_dir={shifted}", f"--output_dir={tmp_path}"]
     out = run("--what=reads", *arguments)
     rows = [line.split() for line in out.splitlines()]
+    assert "at a distance of 32 or more" in out
     assert sum(row[2:3] in (["block_0"], ["block_1"]) for row in rows) == 8
     with open(tmp_path / "reads.tsv", encoding="utf-8", newline="") as file:
         _, *table = csv.reader(file, dialect="excel-tab")

@@ -77,7 +77,7 @@ class RunConfig:
         """Returns the problem, whose windows are as long as the model's sequences.
 
         A run's own copy in `model_dir` replaces a vocabulary that has changed. Without
-        a `data_dir`, a problem stores ids of large data next to the run.
+        a `data_dir`, a problem stores ids of large data in that folder.
         """
         options = problems.get_class(self.problem).options_for(self.hyperparameters)
         options = {**options, **self.problem_options}

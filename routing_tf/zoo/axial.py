@@ -30,10 +30,10 @@ class AxialHeads(OneSequenceHeads):
     blocks. Of n positions in a square grid, a query sees about sqrt(n), or twice as
     many.
 
-    With heads of both axes in one layer, or in alternating layers, every position
-    reaches every other one. The Axial Transformer makes rows causal in the same way,
-    but its columns see only the rows above, in a separate layer that is shifted by one
-    row.
+    Without a causal mask, two layers with heads of both axes, or of one axis each, let
+    every position reach every other one. The Axial Transformer makes rows causal in the
+    same way, but its columns see only the rows above, in a separate layer that is
+    shifted by one row.
 
     Args:
         num_heads: number of heads in the group.

@@ -55,9 +55,9 @@ class TextFiles(TextProblem):
     pattern in the order of their paths.
 
     A split of up to 64 MiB is held in memory. The ids of a larger one are written once
-    to the folder `routing_tf` in `data_dir`, or without a `data_dir` in `data` next to
-    the run, and read in place from there, so memory does not depend on their number.
-    They are made again when a file's size or time changes. With neither folder,
+    to the folder `routing_tf` in `data_dir`, or without a `data_dir` in `data` in the
+    folder of the run, and read in place from there, so memory does not depend on their
+    number. They are made again when a file's size or time changes. With neither folder,
     everything is in memory.
 
     Args:

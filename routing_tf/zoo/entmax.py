@@ -62,6 +62,12 @@ class EntmaxDotProduct(ScaledDotProduct):
             alpha = kwargs.get("entmax_alpha", 1.5)
             kwargs["entmax_alpha"] = check_entmax_alpha("entmax_alpha", alpha)
         super().__init__(*args, **kwargs)
+        if self.entmax_alpha is None:
+            raise ValueError(
+                '`entmax_alpha` must be "learned" or a number in `EntmaxDotProduct`. '
+                "Received: entmax_alpha=None. Use `layers.ScaledDotProduct` for the "
+                "softmax"
+            )
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)

@@ -59,7 +59,8 @@ def test_half_precision_sees_no_hidden_key(dtype):
 
 
 def test_refused():
-    x = helpers.normal(1, 5, 4)
     layer = layers.ScaledDotProduct(None, 0.0, "zeros", None, None, 2)
     with pytest.raises(ValueError, match="`return_logsumexp` must be False"):
-        layer(x, x, x, return_logsumexp=True)
+        layer(*[helpers.normal(1, 5, 4)] * 3, return_logsumexp=True)
+    with pytest.raises(ValueError, match="=None. Use `layers.ScaledDotProduct`"):
+        type(layer)(entmax_alpha=None)

@@ -578,6 +578,11 @@ def test_no_split_of_many_files_is_empty(tmp_path):
         assert ("validation" in alone) == (number > 33)
 
 
+def test_names_of_files_may_be_any_bytes(tmp_path):
+    (tmp_path / "b\udce9").touch()
+    assert own_files.fingerprint(tmp_path.iterdir())
+
+
 def test_ids_of_subwords_and_end_ids(tmp_path):
     path, line = tmp_path / "vocab.subwords", "one fish; blue\n"
     prepared.write_vocabulary(path, ["one fish two fish; blue"])

@@ -131,10 +131,7 @@ def test_equals_the_oracle(name):
 
 @pytest.mark.parametrize(
     "compression, sizes",
-    [
-        ("convolution", [3, 1, 8, 2, 2, 4, 2]),
-        ("most_used", [1] * LENGTH),
-    ],
+    [("convolution", [3, 1, 8, 2, 2, 4, 2]), ("most_used", [1] * LENGTH)],
 )
 def test_pieces_of_a_text_equal_whole_segments(compression, sizes):
     layer, (x, real) = built(compression), padded_text()

@@ -256,8 +256,9 @@ class MixedAttention(Projections):
             batch_size: number of sequences.
             max_length: number of tokens a sequence may have; for positions on two axes,
                 a tuple of their lengths. Heads whose cache does not grow with it can go
-                beyond it. For all others, a `cache_index` beyond it is refused if it is
-                an integer, and gives wrong outputs if it is a tensor.
+                beyond it. For all others, a `cache_index` beyond it (rounded up to
+                whole blocks by some) is refused if it is an integer, and gives wrong
+                outputs if it is a tensor.
             value: `<float>[batch, memory length, memory dim]`, the other sequence, to
                 which at most `max_length` queries attend; its keys and values are then
                 computed only once. None (the default) for self-attention.

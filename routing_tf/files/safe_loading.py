@@ -217,12 +217,12 @@ def check_memory(hyperparameters, max_length=None):
     """Checks that heads remember no more tokens than a text has, within a limit.
 
     These are local and routed heads, and those of `routed_heads`. No weight shows how
-    many they remember, and each needs memory from the start. `max_length` is the
-    number of tokens that a text may have; `None` means no end.
+    many they remember. `max_length` is the number of tokens of a text; None: no end.
     """
     h = hyperparameters
-    blocks = h.local_flange_blocks + 1
-    remembered = {"local_block_length": blocks * math.prod(h.local_block_shape)}
+    setting = "local_block_length" if h.local_dilation == 1 else "local_dilation"
+    blocks = (h.local_flange_blocks + 1) * h.local_dilation
+    remembered = {setting: blocks * math.prod(h.local_block_shape)}
     if h.num_routed_heads or h.num_cluster_strided_heads:
         remembered["attention_window"] = h.attention_window
     received = {f"{k}={getattr(h, k)}": number for k, number in remembered.items()}

@@ -143,9 +143,8 @@ def cache_length(hyperparameters, num_tokens=None):
     if setting is None:
         safe_loading.check_memory(h, num_tokens)
         # The number of tokens that a head can see, for any length.
-        return max(
-            h.attention_window, (h.local_flange_blocks + 1) * h.local_block_length
-        )
+        blocks = (h.local_flange_blocks + 1) * h.local_dilation
+        return max(h.attention_window, blocks * h.local_block_length)
     if num_tokens is None:
         raise ValueError(
             "An endless stream needs heads that remember a bounded number of tokens, "

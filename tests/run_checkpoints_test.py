@@ -83,8 +83,12 @@ def test_the_best_one_is_kept_apart(lm, tmp_path):
     save(lm, tmp_path, 2, best=run_checkpoints.Best(0.5, 64))
     assert names(tmp_path) == ["step-2", "step-3", "step-4"]
     assert names(tmp_path, "best") == ["step-2"]
+    # A loss of fewer tokens is none to compare with.
+    before = save(lm, tmp_path, 1, best=run_checkpoints.Best(0.4, 9))
+    before.save(5), before.wait()
+    save(lm, tmp_path, 6, best=run_checkpoints.Best(0.5, 64))
     checkpoints = RunCheckpoints(tmp_path, lm)
-    assert checkpoints.restore() == 4
+    assert checkpoints.restore() == 5
     assert checkpoints.best == (0.5, 64)
 
 

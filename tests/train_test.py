@@ -218,8 +218,8 @@ def test_a_model_of_another_kind_is_refused(message, arguments, tmp_path, refuse
 @pytest.mark.parametrize("steps, more", [([], ""), (["--train_steps=3"], ", beyond 3")])
 def test_a_finished_run_is_evaluated_again(steps, more, finished, run):
     settings = (finished / "run.json").read_text()
-    options = ["--eval_examples=4", "--sample_bytes=0", *steps]
-    out = run(f"--model_dir={finished}", *options)
+    options = ["--eval_examples=3", "--sample_bytes=0", *steps]
+    assert "chosen anew" not in (out := run(f"--model_dir={finished}", *options))
     assert f"already at step 4{more}: nothing left to train" in out
     assert ("training: " in out) == (not steps)
     entries = runs.metrics(finished)

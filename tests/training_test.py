@@ -456,7 +456,7 @@ class TestEvaluate:
 
 
 class TestWeightDecay:
-    def test_one_step_is_that_of_tensor2tensor(self, configure):
+    def test_one_step_decays_all_but_biases(self, configure):
         _, problem = configure()
         own = {"routing": "long_short", "routed_key_shift": 0}
         h = tiny(weight_decay=0.5, commitment_weight=0.0, **own)

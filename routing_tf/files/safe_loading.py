@@ -220,12 +220,12 @@ def check_memory(hyperparameters, max_length=None):
     many they remember. `max_length` is the number of tokens of a text; None: no end.
     """
     h = hyperparameters
-    setting = "local_block_length" if h.local_dilation == 1 else "local_dilation"
+    local = f"local_block_length={h.local_block_length}"
+    local += f", local_dilation={h.local_dilation}" if h.local_dilation > 1 else ""
     blocks = (h.local_flange_blocks + 1) * h.local_dilation
-    remembered = {setting: blocks * math.prod(h.local_block_shape)}
+    received = {local: blocks * math.prod(h.local_block_shape)}
     if h.num_routed_heads or h.num_cluster_strided_heads:
-        remembered["attention_window"] = h.attention_window
-    received = {f"{k}={getattr(h, k)}": number for k, number in remembered.items()}
+        received[f"attention_window={h.attention_window}"] = h.attention_window
     for group in h.routed_heads or ():
         received |= _remembered_by(group["class_name"], group["config"])
     for what, number in received.items():

@@ -46,7 +46,7 @@ def show_samples(lm, trainer, num_tokens, num_images):
 def sample_continuation(lm, problem, num_tokens):
     """Continues a held-out text by `num_tokens`; returns texts by their titles.
 
-    There are fewer of them in a model that takes no longer texts.
+    By fewer tokens if the model has no room for all.
     """
     ids = problem.ids(problem.eval_split)
     start = len(ids) // 2
@@ -54,9 +54,7 @@ def sample_continuation(lm, problem, num_tokens):
     prompt = problem.tokenizer.detokenize(ids[start:end])
     # The model's sequences have one more leading id.
     length = 1 + len(problem.tokenizer.tokenize(prompt)) + num_tokens
-    h = lm.hyperparameters
-    if h.coordinate_embeddings or h.truncate_length is not None:
-        length = min(length, steps.longest_input(h))
+    length = min(length, steps.longest_row(lm.hyperparameters) or length)
     text = lm.generate(prompt, max_length=length)
     return {
         "prompt from held-out text": prompt,

@@ -148,8 +148,9 @@ def cache_length(hyperparameters, num_tokens=None):
     if num_tokens is None:
         raise ValueError(
             "An endless stream needs heads that remember a bounded number of tokens, "
-            "or sums of them: local ones, or those of `routing` with token choice, "
-            "expert choice, hashes or linear attention. Heads as data are not judged. "
+            "or sums of them, such as local ones, or those of `routing` with token "
+            "choice, expert choice, hashes or linear attention. Heads as data are not "
+            "judged. "
             f"Received: a model with {setting}. Set a number of tokens"
         )
     return num_tokens

@@ -305,6 +305,14 @@ def check_not_cut(hyperparameters, length, name="max_length"):
             )
 
 
+def longest_row(hyperparameters):
+    """Returns the largest length that `check_not_cut` takes; None for any."""
+    limits = [hyperparameters.truncate_length]
+    if hyperparameters.coordinate_embeddings:
+        limits.append(hyperparameters.max_sequence_length + 1)
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
 def check_prompt_mask(name, mask):
     """Refuses a mask of prompts with padding before or between tokens.
 

@@ -34,7 +34,7 @@ class TextLanguageModel(Exportable):
         self.backbone = backbone
         self.preprocessor = preprocessor
         h = backbone.hyperparameters
-        # Quantized layers are built in the form in which they were saved.
+        # Layers are built in the form in which they were saved, such as quantized ones.
         policies = dtype_policies or {}
         policies = {
             name: keras.dtype_policies.get(policies.get(name, backbone.dtype_policy))

@@ -15,8 +15,8 @@ class Muon(keras.optimizers.Muon):
     Muon moves a matrix at the same pace along all of its directions, whatever their
     gradients. It is meant for matrices through which activations pass, so it moves the
     weights of two axes that are named kernels, except that of the logits; Adam moves
-    embeddings, tables, biases, normalization, convolutions, and the kernels of experts,
-    which have three axes. A step of Muon is as long as a usual
+    embeddings, tables, biases, normalization, convolutions, and kernels of three axes,
+    such as those of experts. A step of Muon is as long as a usual
     step of Adam (`rms_rate`), so both have one learning rate.
 
     Args:

@@ -74,7 +74,7 @@ def fingerprint(paths):
                 f"The file {str(path)!r} must be readable. Received: {error.strerror}"
             ) from error
         about = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0"
-        digest.update(about.encode("utf-8", "surrogateescape"))
+        digest.update(about.encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 

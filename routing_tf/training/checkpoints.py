@@ -27,13 +27,13 @@ class Best(typing.NamedTuple):
     """The lowest held-out loss of a run so far, in nats per token.
 
     `num_tokens` is the number of tokens of which `loss` is the mean; 0 if unknown.
-    Losses of other tokens cannot be compared.
+    Means over different tokens cannot be compared; equal numbers count as the same.
     """
 
     loss: float = math.inf
     num_tokens: float = 0.0
 
-    def compares_with(self, other):
+    def is_comparable_with(self, other):
         """Tells whether two losses are of the same number of tokens, or may be."""
         numbers = self.num_tokens, other.num_tokens
         return 0 in numbers or numbers[0] == numbers[1]
@@ -137,7 +137,7 @@ class RunCheckpoints:
             self._variables[name].assign(value)
         for path in paths(self.folder.parent, "best"):
             best = _best_of(path)
-            if best.loss < self.best.loss or not self.best.compares_with(best):
+            if best.loss < self.best.loss or not self.best.is_comparable_with(best):
                 self.best = best
         return step
 

@@ -109,7 +109,7 @@ def load_language_model(source, which="last"):
     """Loads a trained language or image model, without compiling it for training.
 
     `source` is a model directory, of which `which` names the `"last"` or the `"best"`
-    checkpoint; the path of a checkpoint without .index; a `.keras` file; or a keras_hub
+    checkpoint; the path of a checkpoint; a `.keras` file; or a keras_hub
     preset directory.
     """
     path = pathlib.Path(str(source).removesuffix(".index"))
@@ -137,7 +137,7 @@ def load_language_model(source, which="last"):
         raise ValueError(f"The model {source!r} cannot be read: {error}") from error
     raise ValueError(
         "A model must be a model directory with checkpoints, the path of a checkpoint "
-        "without .index, a .keras file, or a preset directory with a config.json. "
+        "of a run, a .keras file, or a preset directory with a config.json. "
         f"Received: {source!r}"
     )
 

@@ -66,8 +66,9 @@ def make_optimizer(hyperparameters, train_steps=None):
 def add_weight_decay(lm, rate):
     """Adds `rate / 2` times the sum of squared weights to the training loss.
 
-    As in tensor2tensor, all trainable variables take part, except biases, including
-    those of layer normalization. The decay is part of the loss, not of the optimizer.
+    As in tensor2tensor, all trainable variables take part, except biases, here of any
+    shape, including those of layer normalization. The decay is part of the loss, not of
+    the optimizer.
 
     Args:
         lm: the language model.

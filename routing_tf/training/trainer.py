@@ -147,8 +147,8 @@ class Trainer:
             OSError: if a checkpoint cannot be written.
         """
         check_choice("on_nan", on_nan, ON_NAN)
-        self._on_nan, self._first_step = on_nan, self.step
         total = self.config.hyperparameters.train_steps
+        self._on_nan, self._goes_on = on_nan, self.step < total
         # A run that was killed before its evaluation has it now.
         evaluates_first = self.step < total and (
             self.step == 0
@@ -217,9 +217,9 @@ class Trainer:
         found = checkpoints.Best(result.nats_per_token, result.num_tokens)
         best = self._checkpoints.best
         is_best = found.loss < best.loss
-        if not best.compares_with(found):
+        if not best.is_comparable_with(found):
             # A run that was finished before keeps its best one.
-            is_best = self.step > self._first_step
+            is_best = self._goes_on and math.isfinite(found.loss)
             if is_best:
                 log.say(
                     f"the best checkpoint is chosen anew: {found.num_tokens:,.0f} "

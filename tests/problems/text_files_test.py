@@ -59,14 +59,12 @@ def on_disk(monkeypatch):
 @pytest.fixture
 def files(tmp_path):
     """Texts with everything that is hard to cut."""
-    generator = np.random.default_rng(0)
-    paths = []
-    for name in ("a", "b"):
+    generator, paths = np.random.default_rng(0), [str(tmp_path / x) for x in "ab"]
+    for path in paths:
         text = "".join(generator.choice(WORDS, 200)).encode()
         # Neither UTF-8 nor a place to cut.
         text += b"\xff\xe6\xbc" + b"x" * 120 + b"\xe6\n y " * 3
-        (tmp_path / name).write_bytes(text + text[: len(text) // 2])
-        paths.append(str(tmp_path / name))
+        pathlib.Path(path).write_bytes(text + text[: len(text) // 2])
     return paths
 
 
@@ -131,13 +129,11 @@ def test_ids_are_made_once(files, tmp_path, on_disk, monkeypatch):
 @pytest.mark.parametrize("change", ["content", "held_out"])
 def test_other_data_is_noticed(files, tmp_path, on_disk, change):
     get(files, data_dir=tmp_path / "data").ids("train")
-    options = {}
+    options = {} if change == "content" else {"test_files": files[1]}
     if change == "content":
         path = pathlib.Path(files[0])
         path.write_bytes(path.read_bytes().swapcase())
         os.utime(path, ns=(0, 0))
-    else:
-        options = {"test_files": files[1]}
     again = get(files, data_dir=tmp_path / "data", **options)
     expected = get(files, **options).ids("train")
     np.testing.assert_array_equal(again.ids("train"), expected)

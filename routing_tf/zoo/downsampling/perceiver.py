@@ -67,7 +67,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         heads: list of head groups in place of `num_heads` full ones, such as
             `[layers.RoutedHeads(4, 8, 32), layers.LocalHeads(4, (32,))]`, of which each
             block gets its own copies; None (the default) for full attention. Those
-            without a `dtype` have that of the model.
+            without a `dtype` take that of the model.
         output_dim: size of a query that reads the latents, and of its output; None (the
             default) to return the latents.
         num_outputs: number of learned queries that read the latents; None (the default)

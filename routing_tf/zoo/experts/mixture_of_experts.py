@@ -57,8 +57,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
     In a step of training two losses are added: the load balancing loss of Switch,
     `num_experts * sum(f * p)`, where f is the share of tokens whose first choice is an
     expert and p its mean probability (1 if all are equal), and the router z-loss of
-    ST-MoE, the mean of `logsumexp(logits)**2`. Both are means over the real tokens of
-    the batch, f and p over those of each replica. `statistics` is a dict of their last
+    ST-MoE, the mean of `logsumexp(logits)**2` over the real tokens of the batch; f and
+    p are means over those of each replica. `statistics` is a dict of their last
     values, before the weights, under `"load_balancing_loss"` and `"router_z_loss"`, and
     of the number of choices that found no place, `"dropped"`. It is written by calls
     with `training=True`; `route` tells of single tokens.

@@ -161,7 +161,7 @@ class Look:
         attention = Probe(self.lm, self.routing_scope).attention(window)
         heads = reading.list_reads(attention)
         # Local heads see at most their block and those before it.
-        reach = h.local_block_length * (1 + h.local_flange_blocks) * h.local_dilation
+        reach = h.local_reach
         head = reading.choose_head(heads, reach, self.layer, self.head)
         token = reading.choose_token(head, reach, self.token)
         folder = make_folder("--output_dir", self.output_dir)

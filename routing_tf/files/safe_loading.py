@@ -222,8 +222,7 @@ def check_memory(hyperparameters, max_length=None):
     h = hyperparameters
     local = f"local_block_length={h.local_block_length}"
     local += f", local_dilation={h.local_dilation}" if h.local_dilation > 1 else ""
-    blocks = (h.local_flange_blocks + 1) * h.local_dilation
-    received = {local: blocks * math.prod(h.local_block_shape)}
+    received = {local: h.local_reach}
     if h.num_routed_heads or h.num_cluster_strided_heads:
         received[f"attention_window={h.attention_window}"] = h.attention_window
     for group in h.routed_heads or ():

@@ -143,14 +143,12 @@ def cache_length(hyperparameters, num_tokens=None):
     if setting is None:
         safe_loading.check_memory(h, num_tokens)
         # The number of tokens that a head can see, for any length.
-        blocks = (h.local_flange_blocks + 1) * h.local_dilation
-        return max(h.attention_window, blocks * h.local_block_length)
+        return max(h.attention_window, h.local_reach)
     if num_tokens is None:
         raise ValueError(
             "An endless stream needs heads that remember a bounded number of tokens, "
             "or sums of them, such as local ones, or those of `routing` with token "
             "choice, expert choice, hashes or linear attention. Heads as data are not "
-            "judged. "
-            f"Received: a model with {setting}. Set a number of tokens"
+            f"judged. Received: a model with {setting}. Set a number of tokens"
         )
     return num_tokens

@@ -1,6 +1,7 @@
 """How models attend: what all heads share, and the heads of each kind."""
 
 import dataclasses
+import math
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +134,12 @@ class LocalHeadsConfig:
         if self.local_block_width is None:
             return (self.local_block_length,)
         return (self.local_block_length, self.local_block_width)
+
+    @property
+    def local_reach(self):
+        """Number of tokens that a local head remembers: its block, and those before."""
+        block = math.prod(self.local_block_shape)
+        return (1 + self.local_flange_blocks) * self.local_dilation * block
 
 
 @dataclasses.dataclass(frozen=True)

@@ -150,7 +150,7 @@ class Trainer:
         total = self.config.hyperparameters.train_steps
         self._on_nan, self._goes_on = on_nan, self.step < total
         # A run that was killed before its evaluation has it now.
-        evaluates_first = self.step < total and (
+        evaluates_first = self._goes_on and (
             self.step == 0
             or _due(self.step - self._steps_per_call, self.step, eval_every)
         )

@@ -337,10 +337,10 @@ def test_refused():
     ):
         with pytest.raises(ValueError, match=message):
             make.make_cache(1, length, **options)
-    cache = layer.make_cache(1, LENGTH)
-    image = normal(1, 2, 2, DIM)
+    cache, image = layer.make_cache(1, LENGTH), normal(1, 2, 2, DIM)
     for tokens, options, message in (
         (x, {"training": True}, "None in training .*training=True"),
+        (keras.Input((1, DIM)), {}, "Functional model. .*: <KerasTensor"),
         (x, {"return_attention_scores": True}, "return_attention_scores=True"),
         (normal(2, 1, DIM), {}, r"shape=\(2, 1, 8\) and a cache for 1. Pass"),
         (image, {"cache_index": 4}, r"of a cache, .*\(1, 2, 2, 8\) with .*=4"),

@@ -320,10 +320,7 @@ class MixedAttention(Projections):
                 arguments.warn_of_copy(self, query.shape)
             # Keras converts each argument on its own: the same tensor becomes two.
             value = arguments.other_sequence(query, value, self_attention)
-        if kwargs.get("cache") is not None:
-            index = kwargs.pop("cache_index", None)
-            kwargs["cache"] = NotCast.of(kwargs["cache"], index)
-        return super().__call__(query, value, **kwargs)
+        return super().__call__(query, value, **NotCast.wrap(kwargs, query))
 
     def call(
         self,

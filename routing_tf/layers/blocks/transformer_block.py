@@ -256,7 +256,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         return cache
 
     def __call__(self, *args, **kwargs):
-        return super().__call__(*args, **NotCast.wrap(kwargs))
+        return super().__call__(*args, **NotCast.wrap(kwargs, args))
 
     def call(
         self,

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+import keras
+
 from routing_tf.layers.support.validation import is_integer
 
 
@@ -20,11 +22,23 @@ class NotCast:
         return index is None or (is_integer(index) and index == 0)
 
     @classmethod
-    def wrap(cls, arguments):
-        """Returns keyword arguments with cache and index, if any, in one object."""
+    def wrap(cls, arguments, inputs):
+        """Returns keyword arguments with cache and index, if any, in one object.
+
+        A Functional model does not see what is hidden, so its tensors are refused.
+        """
         arguments = dict(arguments)
-        cache = arguments.pop("cache", None)
-        return {**arguments, "cache": cls.of(cache, arguments.pop("cache_index", None))}
+        cache, index = (arguments.pop(x, None) for x in ("cache", "cache_index"))
+        if cache is None:
+            return arguments
+        for x in keras.tree.flatten((inputs, arguments, cache)):
+            if isinstance(x, keras.KerasTensor):
+                raise ValueError(
+                    "A call with a `cache` cannot be part of a Functional model. Make "
+                    "it in a function, or in the `call` of a model of your own. "
+                    f"Received: {x}"
+                )
+        return {**arguments, "cache": cls.of(cache, index)}
 
     @classmethod
     def of(cls, cache, index):

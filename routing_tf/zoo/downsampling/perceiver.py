@@ -267,7 +267,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         return self.add_weight(name=name, shape=shape, initializer=initializer)
 
     def __call__(self, *args, **kwargs):
-        return super().__call__(*args, **NotCast.wrap(kwargs))
+        return super().__call__(*args, **NotCast.wrap(kwargs, args))
 
     def call(
         self,

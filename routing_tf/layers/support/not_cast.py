@@ -23,21 +23,12 @@ class NotCast:
 
     @classmethod
     def wrap(cls, arguments, inputs):
-        """Returns keyword arguments with cache and index, if any, in one object.
-
-        A Functional model does not see what is hidden, so its tensors are refused.
-        """
+        """Returns keyword arguments with cache and index, if any, in one object."""
         arguments = dict(arguments)
         cache, index = (arguments.pop(x, None) for x in ("cache", "cache_index"))
         if cache is None:
             return arguments
-        for x in keras.tree.flatten((inputs, arguments, cache)):
-            if isinstance(x, keras.KerasTensor):
-                raise ValueError(
-                    "A call with a `cache` cannot be part of a Functional model. Make "
-                    "it in a function, or in the `call` of a model of your own. "
-                    f"Received: {x}"
-                )
+        refuse_symbolic("cache", (inputs, arguments, cache))
         return {**arguments, "cache": cls.of(cache, index)}
 
     @classmethod
@@ -47,3 +38,16 @@ class NotCast:
         `stateless_call` of Keras passes both on as they are.
         """
         return cache if isinstance(cache, cls) or cache is None else cls(cache, index)
+
+
+def refuse_symbolic(name, arguments):
+    """Raises a `ValueError` if arguments of a call have tensors of a Functional model.
+
+    Such a model does not see what is hidden from Keras.
+    """
+    for x in keras.tree.flatten(arguments):
+        if isinstance(x, keras.KerasTensor):
+            raise ValueError(
+                f"A call with a `{name}` cannot be part of a Functional model. Make it "
+                f"in a function, or in the `call` of a model of your own. Received: {x}"
+            )

@@ -8,6 +8,7 @@ from routing_tf import layers
 from routing_tf.layers.blocks.transformer_block import STEPS
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.not_cast import NotCast
+from routing_tf.layers.support.not_cast import refuse_symbolic
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
@@ -27,6 +28,7 @@ class TakesState(keras.layers.Layer):
         elif state is not None:
             if not isinstance(state, (dict, list, tuple)):
                 raise ValueError(_rule_of_states(f"state={state!r}"))
+            refuse_symbolic("state", (args, kwargs, state))
             # Keras would cast its float tensors.
             state = keras.tree.map_structure(ops.convert_to_tensor, state)
             kwargs["state"] = NotCast(state, None)

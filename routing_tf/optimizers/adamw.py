@@ -3,7 +3,7 @@
 import keras
 
 # Parts of the names of weights that do not decay.
-NOT_DECAYED = ("bias", "gamma", "beta", "_scale", "alpha_scores")
+NOT_DECAYED = ("bias", "gamma", "beta", "_scale", "sigma", "alpha_scores")
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -11,8 +11,8 @@ class AdamW(keras.optimizers.AdamW):
     """Adam with decoupled weight decay, except of biases and normalization.
 
     Each step also subtracts the share `learning_rate * weight_decay` of every weight
-    whose name contains none of `bias`, `gamma`, `beta`, `_scale` (of `qk_norm`) and
-    `alpha_scores` (of learned entmax).
+    whose name contains none of `bias`, `gamma`, `beta`, `_scale` (of `qk_norm`),
+    `sigma` (of random Fourier features) and `alpha_scores` (of learned entmax).
 
     Args:
         *args: arguments of `keras.optimizers.AdamW`.

@@ -24,10 +24,10 @@ def test_decay_takes_a_share_of_matrices_alone():
     left = after_a_step(
         [
             keras.Variable(np.ones((2, 2), "float32"), name=name)
-            for name in ("kernel", "gamma", "beta", "bias", "key_scale", "alpha_scores")
+            for name in "kernel gamma beta bias key_scale sigma alpha_scores".split()
         ]
     )
-    golden_cases.assert_close(np.array(list(left.values())), [0.95, *[1] * 5], 1e-6)
+    golden_cases.assert_close(np.array(list(left.values())), [0.95, *[1] * 6], 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import sys
 from routing_tf.cli import known_names
 from routing_tf.cli import known_values
 from routing_tf.files import named_files
+from routing_tf.files.folders import check_no_pattern
 from routing_tf.files.misspelt import did_you_mean
 
 
@@ -24,6 +25,7 @@ def check(options):
     if "checkpoint" not in options:
         if "model_dir" in options:  # of `train`, which makes it
             _check_folder_to_make("model_dir", options.model_dir)
+            check_no_pattern("--model_dir", options.model_dir)
         return
     if "model_dir" in options:
         _check_model(options.model_dir)

@@ -1,5 +1,6 @@
 """Folders to write into."""
 
+import fnmatch
 import pathlib
 
 
@@ -14,3 +15,14 @@ def make_folder(option, path):
             f"{str(path)!r}: {error.strerror}"
         ) from error
     return folder
+
+
+def check_no_pattern(option, path):
+    """Raises a `ValueError` if TensorFlow takes a path of checkpoints for a pattern."""
+    path = str(path)
+    if "\\" in path or not fnmatch.fnmatchcase(path, path):
+        raise ValueError(
+            f"`{option}` must be a path without backslashes and without letters in "
+            "brackets, which TensorFlow takes for a pattern of names. "
+            f"Received: {path!r}. Rename the folder"
+        )

@@ -15,6 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from routing_tf.files.folders import check_no_pattern
+
 NUM_CHECKPOINTS = 3
 _NAME = "step"
 
@@ -64,6 +66,7 @@ class RunCheckpoints:
     """
 
     def __init__(self, model_dir, lm):
+        check_no_pattern("model_dir", model_dir)
         self.folder = folder_of(model_dir)
         self._variables = named_variables(lm)
         self.best = Best()
@@ -277,6 +280,7 @@ def read(path, variables):
     Raises:
         DamagedCheckpointError: if it is damaged or belongs to another model.
     """
+    check_no_pattern("path", path)
     try:
         reader = tf.train.load_checkpoint(str(path))
         _check_shapes(path, variables, reader.get_variable_to_shape_map())

@@ -1,11 +1,12 @@
 """The folder of a run: its settings and its checkpoints.
 
-run.json settings of the run; a later run there must agree checkpoints/     step-400 and
-the two before it, see `training.checkpoints` checkpoints/best the one with the lowest
-held-out loss so far preprocessor/    the tokenizer and the lengths of texts, as a
-keras_hub preset metrics.jsonl    one JSON object per logged step tensorboard/     the
-same numbers for TensorBoard data/            ids of large text files that have no other
-folder
+- `run.json`: settings of the run, with which a later run there must agree.
+- `checkpoints/`: `step-400` and the two before it, see `training.checkpoints`.
+- `checkpoints/best`: the one with the lowest held-out loss so far.
+- `preprocessor/`: the tokenizer and the lengths of texts, as a keras_hub preset.
+- `metrics.jsonl`: one JSON object per logged step.
+- `tensorboard/`: the same numbers for TensorBoard.
+- `data/`: ids of large text files that have no other folder.
 """
 
 import contextlib

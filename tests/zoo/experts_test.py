@@ -198,8 +198,8 @@ def test_random_second_choices_are_taken_by_their_weights():
 
 
 def test_experts_start_differently_at_the_scale_of_one():
-    uniform = keras.initializers.GlorotUniform(seed=4)
-    for initializer in ("glorot_uniform", uniform):
+    seeds, make = (4, keras.random.SeedGenerator(4)), keras.initializers.GlorotUniform
+    for initializer in ("glorot_uniform", *map(make, seeds)):
         layer = zoo.MixtureOfExperts(3, 20, 4, kernel_initializer=initializer)
         layer.build((1, 4, 10))
         kernels = golden_cases.to_numpy(layer.input_kernel)

@@ -123,8 +123,9 @@ def test_steps_equal_a_pass_over_all_inputs(name):
     golden_cases.assert_close(outputs[shown], expected[shown], 1e-5)
 
 
-def test_heads_have_the_dtype_of_the_model():
+def test_heads_have_the_dtype_of_the_model_whose_config_is_plain():
     model = built(heads=[layers.FullHeads(2)], dtype="mixed_bfloat16")
+    assert type(model.get_config()["heads"][0]["config"]) is dict
     assert model.blocks[0].attention.head_groups[0].compute_dtype == "bfloat16"
 
 
@@ -133,8 +134,7 @@ def test_caches_need_a_causal_model_and_a_start_that_reaches_the_latents():
         built("latents").make_cache(1, 4)
     model = built("causal")
     (x,) = arguments(model)
-    cache = model.make_cache(BATCH, LENGTH)
-    others = model.make_cache(BATCH + 1, LENGTH)
+    cache, others = (model.make_cache(size, LENGTH) for size in (BATCH, BATCH + 1))
     for arrays, options, rule in (
         ((x[:, :6],), {}, "Received: 6 inputs with latents at places 6 to 8"),
         ((x[:, :2],), {"cache_index": 8}, "cache_index=8 with 2 inputs.*cache for 9"),

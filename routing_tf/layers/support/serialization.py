@@ -65,12 +65,12 @@ def _quantized_dtype(layer):
 def _serialized(value):
     if isinstance(value, keras.layers.Layer):
         return serialize(value)
+    # Those that Keras tracks are copied with all that is in them.
     if isinstance(value, list):
         return [_serialized(item) for item in value]
-    if isinstance(value, Settings):
-        return {name: _serialized(item) for name, item in value.to_dict().items()}
+    value = value.to_dict() if isinstance(value, Settings) else value
     if isinstance(value, dict):
-        return dict(value)
+        return {name: _serialized(item) for name, item in value.items()}
     # Initializers and similar objects.
     return keras.saving.serialize_keras_object(value) if callable(value) else value
 

@@ -252,7 +252,10 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         if not isinstance(initializer, keras.initializers.Initializer):
             return initializer
         config = initializer.get_config()
-        if isinstance(config.get("seed"), int):
+        seed = config.get("seed")
+        if isinstance(seed, dict):  # of a generator, which goes on by itself
+            return initializer
+        if isinstance(seed, int):
             config["seed"] += expert
         return type(initializer).from_config(config)
 

@@ -28,6 +28,12 @@ SPARSE = ("SparseTensor", "BCOO")
 
 def check_axes(name, x):
     """Refuses everything except a sequence of at least one position."""
+    if getattr(x, "is_nested", False):  # of torch, which tells no shape
+        raise ValueError(
+            f"`{name}` must be a dense tensor with a mask of its padding. Received: a "
+            "nested tensor. Pass `nested.to_padded_tensor(0.0)`, and a mask of its "
+            f"real tokens as `{name}_mask`"
+        )
     shape = getattr(x, "shape", None)
     if getattr(x, "ragged_rank", None) is not None or getattr(x, "ragged", False):
         raise ValueError(
@@ -36,7 +42,9 @@ def check_axes(name, x):
             "`ragged.to_tensor()`, and `tf.sequence_mask(ragged.row_lengths())` as "
             f"`{name}_mask`"
         )
-    if getattr(x, "sparse", False) or type(x).__name__ in SPARSE:
+    marks = "sparse", "is_sparse", "is_sparse_csr"  # the last two of torch
+    is_sparse = any(getattr(x, mark, False) for mark in marks)
+    if is_sparse or type(x).__name__ in SPARSE:
         raise ValueError(
             f"`{name}` must be a dense tensor. Received: {name}.shape={tuple(shape)} "
             "of a sparse one. Pass `tf.sparse.to_dense` of it, or the like of the "

@@ -330,6 +330,8 @@ WRONG_CALLS = [
     ),
     ((None,), {}, "`query` .*Received: query=None"),
     ((X.tolist(),), {}, "^[^{]{,200}Received: query=a list. Pass a[^{]{,200}$"),
+    ((type("OfTorch", (), {"is_nested": True})(),), {}, "Pass `nested.to_padded_t"),
+    ((type("OfTorch", (), {"is_sparse": 1, "shape": ()})(),), {}, "dense.*sparse"),
     ((X, X), {"key_mask": M}, "`key_mask` must be left out.*`value_mask`"),
     ((X, X, X + 1), {}, "`key` must be .* keys are made from `value`"),
     ((X,), {"key": X + 1}, "`key` must be"),

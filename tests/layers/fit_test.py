@@ -33,7 +33,7 @@ def test_fit_trains_and_goes_on_from_a_file(name, tmp_path):
     model = keras.Model(inputs, keras.layers.Dense(IDS)(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=False)
-    ids = np.random.default_rng(0).integers(1, IDS, (8, LENGTH))
+    ids = np.random.default_rng(0).integers(1, IDS, (9, LENGTH))  # 4, 4 and 1
     ids[0, 12:] = 0
     kmeans = [w for w in attention.weights if w.name == "centroids"]
     before = golden_cases.to_numpy(kmeans)

@@ -179,6 +179,9 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         masks = masks or [None] * len(streams)
         streams = [ops.cast(stream, "float32") for stream in streams]
         centroids = ops.convert_to_tensor(self.centroids)
+        if backends.IS_TORCH:
+            # Its gradients keep what tokens are multiplied by; `move` writes over it.
+            centroids = ops.copy(centroids)
         products = scores = [self._scores(stream, centroids) for stream in streams]
         if self.anchor_weight or self.balance_rate:
             pairs = zip(products, streams, strict=True)

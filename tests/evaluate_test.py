@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import math
 import re
@@ -161,6 +162,12 @@ def test_texts(model_dir, texts, run):
     assert lines[5:] == [f"held-out bits per byte: {bits[1]:.4f}"]
 
 
+def test_a_total_per_word_needs_words_in_all_texts(model_dir, texts, run):
+    texts.with_name("c.txt").write_text("\n", encoding="utf-8")
+    lines = run(f"--model_dir={model_dir}", f"--texts={texts}").splitlines()
+    assert lines[4].endswith("no perplexity per word, as not every text has one")
+
+
 def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
     checkpoint = checkpoints.paths(model_dir)[-1]
     out = run(
@@ -232,3 +239,7 @@ def test_what_is_told_of_a_text(likelihoods, num_words, ending):
     ids, offsets = np.ones(size, "int32"), np.zeros((size, 2), int)
     score = Score(likelihoods, ids, None, offsets, "full", 0, size, num_words)
     assert evaluation.describe_score("a.txt", score).endswith(ending)
+    unknown = dataclasses.replace(score, num_unknown=size)
+    told = evaluation.describe_score("a.txt", unknown)
+    assert "100.00% of them words that the vocabulary does not have, perp" in told
+    assert evaluation.last_line(unknown).startswith("held-out perplexity per token: ")

@@ -178,12 +178,14 @@ def score_texts(options):
         raise ValueError(
             f"`--texts` must name a file that is not empty. Received: {options.texts!r}"
         )
-    total = scoring.join(scores)
+    total, why_no_words = scoring.join(scores), None
     if options.num_words:
         total = dataclasses.replace(total, num_words=options.num_words)
-    print(evaluation.describe_score("total", total))
+    elif any(map(evaluation.no_words, scores)):
+        why_no_words = "no perplexity per word, as not every text has one"
+    print(evaluation.describe_score("total", total, why_no_words))
     print(evaluation.describe_scope(lm.hyperparameters, total.routing_scope))
-    print(f"held-out bits per byte: {total.bits_per_byte:.4f}")
+    print(evaluation.last_line(total))
 
 
 def check_texts(paths):

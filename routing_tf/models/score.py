@@ -27,6 +27,8 @@ class Score:
             if they are tokens. None if the input was ids and no number was given.
         misaligned_prefix_length: number of tokens that were dropped from the start of a
             sub-string until it was found; None unless the span is a sub-string.
+        num_unknown: number of tokens that stand for any word that the vocabulary does
+            not have. They tell less than the text does. Defaults to 0.
     """
 
     log_likelihoods: np.ndarray
@@ -38,6 +40,7 @@ class Score:
     num_bytes: int | None = None
     num_words: int | None = None
     misaligned_prefix_length: int | None = None
+    num_unknown: int = 0
 
     @property
     def num_tokens(self):
@@ -61,8 +64,8 @@ class Score:
 
     @property
     def bits_per_byte(self):
-        """Bits per byte of UTF-8; None if the input was ids."""
-        if self.num_bytes is None:
+        """Bits per byte of UTF-8; None if the input was ids, or has unknown words."""
+        if self.num_bytes is None or self.num_unknown:
             return None
         return -self.log_likelihood / math.log(2) / self.num_bytes
 
@@ -99,6 +102,7 @@ def join(scores):
         num_bytes=total("num_bytes"),
         num_words=total("num_words"),
         misaligned_prefix_length=total("misaligned_prefix_length"),
+        num_unknown=total("num_unknown"),
     )
 
 

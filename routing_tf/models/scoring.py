@@ -362,12 +362,13 @@ def _score(span, sequence, values, num_words, routing_scope):
     end = min(span.end, len(values))
     token_ids = sequence.token_ids[span.start : end]
     offsets = sequence.offsets[span.start : end]
-    tokens = num_bytes = None
+    tokens, num_bytes, num_unknown = None, None, 0
     if sequence.text is not None:
         tokens = tuple(sequence.tokenizer.id_to_token(int(id)) for id in token_ids)
         text = sequence.text[offsets[0, 0] : offsets[-1, 1]]
         num_bytes = len(text.encode("utf-8"))
         num_words = len(text.split()) if num_words is None else num_words
+        num_unknown = _num_unknown(sequence, token_ids, offsets)
     return Score(
         log_likelihoods=values[span.start : end],
         token_ids=token_ids,
@@ -378,4 +379,15 @@ def _score(span, sequence, values, num_words, routing_scope):
         num_bytes=num_bytes,
         num_words=num_words,
         misaligned_prefix_length=span.misaligned_prefix_length,
+        num_unknown=num_unknown,
     )
+
+
+def _num_unknown(sequence, token_ids, offsets):
+    """Counts unknown words; a text may have the name of their token as a word."""
+    unknown = getattr(sequence.tokenizer, "unknown_token_id", None)
+    if unknown is None:
+        return 0
+    name = sequence.tokenizer.id_to_token(unknown)
+    places = offsets[token_ids == unknown]
+    return sum(sequence.text[start:end].strip() != name for start, end in places)

@@ -117,18 +117,39 @@ def score_file(lm, path, routing_scope):
         raise ValueError(f"{path} cannot be scored: {error}") from error
 
 
-def describe_score(name, score):
-    """Returns a line for people: the scores of a text."""
-    line = (
-        f"{name}: {score.num_tokens:,} tokens, {score.bits_per_byte:.4f} bits per "
-        f"byte, perplexity {_perplexity(score.perplexity)} per token"
-    )
-    if score.perplexity_per_word is None:
-        return f"{line}; no words"
-    if (score.num_bytes or 0) > LONGEST_WORD * score.num_words:
-        return f"{line}; no perplexity per word, as spaces do not part the words"
+def describe_score(name, score, why_no_words=None):
+    """Returns a line for people: the scores of a text.
+
+    `why_no_words` says why there is no perplexity per word; None to find out.
+    """
+    line = f"{name}: {score.num_tokens:,} tokens"
+    if score.num_unknown:
+        share = score.num_unknown / score.num_tokens
+        line += f", {share:.2%} of them words that the vocabulary does not have"
+    if score.bits_per_byte is not None:
+        line += f", {score.bits_per_byte:.4f} bits per byte"
+    line += f", perplexity {_perplexity(score.perplexity)} per token"
+    why_no_words = why_no_words or no_words(score)
+    if why_no_words:
+        return f"{line}; {why_no_words}"
     per_word = _perplexity(score.perplexity_per_word)
     return f"{line}, {per_word} per word ({score.num_words:,} words)"
+
+
+def no_words(score):
+    """Returns why a perplexity per word would say nothing; None where it does."""
+    if not score.num_words:
+        return "no words"
+    if (score.num_bytes or 0) > LONGEST_WORD * score.num_words:
+        return "no perplexity per word, as spaces do not part the words"
+    return None
+
+
+def last_line(score):
+    """Returns the last line of `evaluate --texts`."""
+    if score.bits_per_byte is None:
+        return f"held-out perplexity per token: {_perplexity(score.perplexity)}"
+    return f"held-out bits per byte: {score.bits_per_byte:.4f}"
 
 
 def _perplexity(value):

@@ -44,8 +44,7 @@ def test_data_is_that_of_any_form():
     forms = [[serialized(group) for group in mixture()], h.routed_heads]
     for form in forms:
         assert hyperparameters(routed_heads=form, **settings) == h
-    fields = json.loads(json.dumps(h.to_dict()))
-    assert models.Hyperparameters.from_dict(fields) == h
+    assert models.Hyperparameters.from_dict(json.loads(json.dumps(h.to_dict()))) == h
     for form in (layers.FullHeads(2), serialized(layers.FullHeads(2))):
         h = hyperparameters(routed_heads=form)
         assert [config["class_name"] for config in h.routed_heads] == ["FullHeads"]

@@ -262,8 +262,9 @@ def test_words(word_lm):
     names = ["the", "cat", "sat", "on", *["<newline>"] * newline, "the", "<unk>"]
     assert result.tokens == tuple(names)
     assert result.offsets[:3].tolist() == [[0, 6], [6, 10], [10, 14]]
-    assert result.num_bytes == len(text)
-    assert result.num_words == 6
+    assert (result.num_bytes, result.num_words) == (len(text), 6)
+    assert (result.num_unknown, result.bits_per_byte) == (1, None)
+    assert word_lm.score("the <unk> sat").bits_per_byte > 0
     per_word = np.exp(-result.log_likelihood / 6)
     assert_close(result.perplexity_per_word, per_word)
     cut = word_lm.score(text * 5, too_long="cut")

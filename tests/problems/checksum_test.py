@@ -11,8 +11,7 @@ def test_values_count_and_types_do_not():
     assert len(same) == 1
     ids[17] += 1
     assert checksum.checksum([ids]) not in same
-    pairs = ids.reshape(-1, 2)
-    assert checksum.checksum([pairs]) == checksum.checksum([ids])
+    assert checksum.checksum([ids.reshape(-1, 2)]) == checksum.checksum([ids])
     assert checksum.checksum([ids, ids]) != checksum.checksum([ids])
     assert checksum.checksum([np.zeros(0)]) == checksum.checksum([]) == 0
 

@@ -43,8 +43,7 @@ def test_bytes_of_the_original_file(tmp_path, raw, original):
         expected = [*(byte + 2 for byte in part), 1]
         assert problem.ids(split).tolist() == expected
         assert problem.ids(split).dtype == "uint16"
-    rows = prepared.rows_of(problem, "test")
-    assert [len(row) for row in rows] == [16, 16, 16, 3]
+    assert [len(row) for row in prepared.rows_of(problem, "test")] == [16, 16, 16, 3]
     assert problem.vocabulary_size == 258
     assert problem.tokenizer.detokenize(problem.ids("train")[:10]) == "<mediawiki"
     assert problem.metric_name == "bits per byte"

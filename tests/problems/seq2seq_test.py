@@ -66,8 +66,7 @@ def numbers(dataset):
 class TestBatches:
     def test_shapes(self):
         problem = Numbers(input_length="20", sequence_length="9")
-        spec = problem.dataset("train", batch_size=3).element_spec
-        inputs, targets, weights = spec
+        inputs, targets, weights = problem.dataset("train", batch_size=3).element_spec
         for side, length in (("encoder", 20), ("decoder", 9)):
             assert inputs[f"{side}_token_ids"].shape == (3, length)
             assert inputs[f"{side}_token_ids"].dtype == "int32"

@@ -102,10 +102,8 @@ class TestTraining:
             places = np.concatenate([start + np.arange(LENGTH) for start in starts])
             assert len(set(places % len(ids))) == num_windows * LENGTH
             epochs.append(starts)
-        offsets = {min(starts) % LENGTH for starts in epochs}
-        assert len(offsets) > 1
-        orders = {tuple(np.argsort(starts)) for starts in epochs}
-        assert len(orders) == 3
+        assert len({min(starts) % LENGTH for starts in epochs}) > 1
+        assert len({tuple(np.argsort(starts)) for starts in epochs}) == 3
 
     def test_the_seed_decides_the_order(self, problem):
         def targets(seed):

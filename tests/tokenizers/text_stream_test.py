@@ -69,8 +69,7 @@ def test_a_context_is_continued(subwords, text):
 
 
 def test_words_come_at_once():
-    vocabulary = WordTokenizer.build_vocabulary(TEXTS, newline=True)
-    tokenizer = WordTokenizer(vocabulary)
+    tokenizer = WordTokenizer(WordTokenizer.build_vocabulary(TEXTS, newline=True))
     ids = tokenizer.encode("one fish\n\ntwo").tolist()
     ids[1:1] = [0, -1]
     pieces = read(text_stream(tokenizer), ids)

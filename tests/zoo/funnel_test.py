@@ -102,8 +102,7 @@ def test_equals_the_oracle(name):
     # Keras masks hide it, too; and what padding contains has no influence.
     x = np.where(real[..., None], x, 0.0).astype("float32")
     masked = helpers.compiled(lambda x: model(keras.layers.Masking()(x)), None)
-    other = masked(x)
-    golden_cases.assert_close(other[mask], actual[mask], 1e-5)
+    golden_cases.assert_close(masked(x)[mask], actual[mask], 1e-5)
 
 
 def test_short_sequences():

@@ -185,5 +185,4 @@ def test_steps_beside_a_gate():
     group = zoo.IndexedHeads(HEADS, 5, **INDEXER)
     options = {"qk_norm": True, "use_gate": True}
     attention = helpers.attention(group, key_dim=KEY_DIM, dim=DIM, **options)
-    x = helpers.normal(BATCH, 44, DIM)
-    helpers.assert_pieces_equal_the_whole(attention, x, 4)
+    helpers.assert_pieces_equal_the_whole(attention, helpers.normal(BATCH, 44, DIM), 4)

@@ -34,8 +34,7 @@ def test_equals_the_formula(sharing, length, memory_length):
 @pytest.mark.parametrize("sharing", ["heads", "all"])
 def test_equals_another_implementation(sharing):
     """Of the package linformer; see `tools/peers`."""
-    golden = golden_cases.load("peers/linformer.npz")
-    weights = golden.group(sharing)
+    weights = golden_cases.load("peers/linformer.npz").group(sharing)
     max_length, num_projected = weights["proj_k"].shape
     group = zoo.LinformerHeads(3, max_length, num_projected, sharing)
     attention = helpers.attention(group, dim=12)

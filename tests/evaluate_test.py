@@ -85,8 +85,11 @@ def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, other, run
 @pytest.mark.parametrize(
     "ending", ["", pytest.param(".index", marks=pytest.mark.thorough)]
 )
-def test_a_checkpoint_of_a_run(ending, model_dir, run):
+def test_a_checkpoint_of_a_run(ending, model_dir, run, refused):
     checkpoint = checkpoints.paths(model_dir)[-1]
+    for asks in ("--checkpoint=best", "--checkpoint=best --texts=README.md"):
+        said = refused(evaluate, f"--model_dir={checkpoint}", *asks.split())
+        assert "`--checkpoint` chooses among those of a run" in said
     out = run(f"--model_dir={checkpoint}{ending}", "--eval_examples=2")
     assert f"model: {checkpoint}\n" in out
 
@@ -187,6 +190,7 @@ def test_texts_from_prefixes_of_a_saved_model(model_dir, texts, run):
         ("b.txt", b"", "`--texts` must name a file that is not empty"),
         ("c.txt", b"abc", "`--texts` must name existing files"),
         ("*.txt", b"\xe4", "`--texts` must be text in UTF-8. Received: .*b.txt"),
+        ("*.txt", b"\x1f\x8b\x08", "`--texts` must be readable. Received: .*b.txt"),
     ],
 )
 def test_texts_that_cannot_be_scored(

@@ -9,6 +9,7 @@ from routing_tf import problems
 from routing_tf.cli import convert
 from routing_tf.cli import datagen
 from routing_tf.cli import evaluate
+from routing_tf.cli import export
 from routing_tf.cli import first_checks
 from routing_tf.cli import known_names
 from routing_tf.cli import known_values
@@ -120,7 +121,7 @@ def test_mistakes_are_told_before_anything_slow_is_imported(
 
 
 def test_problems_are_listed_at_once(tmp_path):
-    done, imported = alone(tmp_path, "train", "--model_dir=new", "--problem=list")
+    done, imported = alone(tmp_path, "train", "--problem=list")
     assert done.returncode == 0
     names = [line.partition(": ")[0] for line in done.stdout.splitlines()]
     assert names == list(known_names.PROBLEMS)
@@ -133,6 +134,7 @@ def test_places_where_nothing_can_be_made(tmp_path):
         (train, "--model_dir={}/file"),
         (train, "--model_dir={}/file/run"),
         (train, "--model_dir={}/run[1]/file"),  # TensorFlow would not find it again
+        (export, "--model_dir=x", "--export_dir={}/run[1]/file"),
         (train, "--model_dir=x", "--data_dir={}/file"),
         (datagen, "--problem=digits", "--data_dir={}/file/deeper/still"),
         (datagen, "--problem=digits", "--data_dir={}/x", "--raw_dir={}/file"),

@@ -60,8 +60,7 @@ def earlier_mean(monkeypatch):
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name, folder, numbers):
     model = keras.models.load_model(folder / f"{name}.keras")
-    attention = next(x for x in model.layers if hasattr(x, "head_groups"))
-    groups = attention.head_groups
+    groups = next(x for x in model.layers if hasattr(x, "head_groups")).head_groups
     assert [type(group).__qualname__ for group in groups] == ATTENTION[name]
     if name.startswith("exact"):
         assert {group.cache_padding_bias for group in groups} == {name != "exact"}

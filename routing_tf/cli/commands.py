@@ -42,10 +42,15 @@ def main(run, define_flags):
     own = flags.FLAGS.get_key_flags_for_module(run.__module__)
     for flag in own:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)
+    said = None
     if not HELP.isdisjoint(sys.argv[1:]):
+        about = sys.modules["__main__"].__doc__
+        said = f"{about}\nflags:\n\n{sys.argv[0]}:\n{_help(own)}"
+    elif "--problem=list" in sys.argv[1:] and "problem" in flags.FLAGS:
+        said = _list_of_problems()  # also without the flags that are required
+    if said:
         with contextlib.suppress(BrokenPipeError):
-            print(sys.modules["__main__"].__doc__)
-            print(f"flags:\n\n{sys.argv[0]}:\n{_help(own)}", flush=True)
+            print(said, flush=True)
         return
     sys.stdout.reconfigure(errors="replace")
 
@@ -97,7 +102,7 @@ def _run(run, options, argv):
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
         if _asks_for_problems(options):
-            print("\n".join(map(": ".join, known_names.PROBLEMS.items())))
+            print(_list_of_problems())
             return 0
         first_checks.check(options)
         use_backend(options.backend)
@@ -115,6 +120,10 @@ def _run(run, options, argv):
         logging.debug("--verbosity=1 shows where", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _list_of_problems():
+    return "\n".join(map(": ".join, known_names.PROBLEMS.items()))
 
 
 def _asks_for_problems(options):

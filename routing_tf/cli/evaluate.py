@@ -192,7 +192,7 @@ def check_texts(paths):
     """Raises a `ValueError` for a file that is not UTF-8, before any is scored."""
     for path in paths:
         try:
-            named_files.read_file(path).decode("utf-8")
+            named_files.read_file(path, "--texts").decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"`--texts` must be text in UTF-8. Received: {path!r}: {error}. "

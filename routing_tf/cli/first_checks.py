@@ -24,8 +24,7 @@ def check(options):
         _check_problem_options(options)
     if "checkpoint" not in options:
         if "model_dir" in options:  # of `train`, which makes it
-            _check_folder_to_make("model_dir", options.model_dir)
-            check_no_pattern("--model_dir", options.model_dir)
+            _check_folder_of_checkpoints("model_dir", options.model_dir)
         return
     if "model_dir" in options:
         _check_model(options.model_dir)
@@ -112,6 +111,11 @@ def _check_folder_to_make(flag, path):
         )
 
 
+def _check_folder_of_checkpoints(flag, path):
+    _check_folder_to_make(flag, path)
+    check_no_pattern(f"--{flag}", path)
+
+
 def _check_file_to_make(flag, path):
     if os.path.isdir(path):
         raise ValueError(
@@ -169,7 +173,7 @@ CHECKS = {
     "hparams_file": _check_exists,
     "raw_dir": _check_folder,
     "data_dir": _check_folder_to_make,
-    "export_dir": _check_folder_to_make,
+    "export_dir": _check_folder_of_checkpoints,
     "output_dir": _check_folder_to_make,
     "output_file": _check_file_to_make,
     "vocabulary": _check_exists,

@@ -89,7 +89,8 @@ def fill_folder(path):
     is_new = not folder.exists()
     # A killed command may have left one.
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    with told_where(folder):
+        partial.mkdir(parents=True)
     try:
         yield partial
     except BaseException:

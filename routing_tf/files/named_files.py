@@ -153,10 +153,10 @@ def join_paths(paths):
     return line.getvalue()
 
 
-def read_file(path):
+def read_file(path, option="files"):
     """Reads a file as `bytes`, and unpacks a gzip file.
 
-    A `ValueError` names the file that cannot be read.
+    A `ValueError` names the file that cannot be read, and the option that names it.
     """
     try:
         with open(path, "rb") as stream:
@@ -164,7 +164,7 @@ def read_file(path):
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
-            f"`files` must be readable. Received: {path!r}: {reason}"
+            f"`{option}` must be readable. Received: {path!r}: {reason}"
         ) from error
 
 

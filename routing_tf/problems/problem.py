@@ -197,6 +197,11 @@ class Problem:
     def _check_windows(self, split, training):
         """Raises a `ValueError` if a split has no window."""
         if not self.num_windows(split, training):
+            if not self.num_tokens(split):
+                raise ValueError(
+                    f"The split {split!r} must have data. Received: none. Use more, or "
+                    "files that no other split has"
+                )
             rule = "must not be longer than the split to train on"
             raise ValueError(
                 f"`sequence_length` {rule if training else 'must give a window'}. "

@@ -29,6 +29,7 @@ def find_run(source, which="last"):
     checkpoint, or the path of a checkpoint.
     """
     path = str(source).removesuffix(".index")
+    _check_which(path, which)
     if checkpoints.is_run_checkpoint(path):
         model_dir, saved = checkpoints.model_dir_of(path), [path]
     else:
@@ -113,6 +114,7 @@ def load_language_model(source, which="last"):
     preset directory.
     """
     path = pathlib.Path(str(source).removesuffix(".index"))
+    _check_which(path, which)
     if checkpoints.is_run_checkpoint(path):
         return load_run(path)
     saved = checkpoints.resumable(path, which)
@@ -140,6 +142,18 @@ def load_language_model(source, which="last"):
         "of a run, a .keras file, or a preset directory with a config.json. "
         f"Received: {source!r}"
     )
+
+
+def _check_which(path, which):
+    """Raises a `ValueError` if there is only one to choose from: it is named itself."""
+    path = pathlib.Path(path)
+    is_one = checkpoints.is_run_checkpoint(path) or path.suffix == ".keras"
+    if which != "last" and (is_one or (path / "config.json").is_file()):
+        raise ValueError(
+            "`checkpoint` chooses among those of a run. Received: checkpoint="
+            f"{which!r} with {str(path)!r}, which is one model. Remove it, or name the "
+            "folder of the run"
+        )
 
 
 def initialize(lm, source):

@@ -31,8 +31,7 @@ def own_cases(device="cpu", dtype="float32"):
 @pytest.mark.parametrize("pattern", ["token choice", "local"])
 def test_patterns_run_forward_and_backward(pattern):
     case = next(case for case in own_cases() if case.arguments["pattern"] == pattern)
-    run = worker.build(dataclasses.asdict(case))
-    assert worker.timed(run) > 0
+    assert worker.timed(worker.build(dataclasses.asdict(case))) > 0
 
 
 def test_cudnn_takes_part_on_a_gpu_without_relative_positions():

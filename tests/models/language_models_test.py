@@ -58,8 +58,7 @@ PAIR_LENGTHS = {"encoder_sequence_length": 12, "decoder_sequence_length": 9}
     ids=["text", "pairs"],
 )
 def test_round_trip_through_a_preset_folder(make, x, base, lengths, tmp_path):
-    preprocessor_cls = type(make()).preprocessor_cls
-    preprocessor = preprocessor_cls(ByteTokenizer(), **lengths)
+    preprocessor = type(make()).preprocessor_cls(ByteTokenizer(), **lengths)
     lm = make(vocabulary_size=258, preprocessor=preprocessor)
     golden_cases.run(lm, x, training=True)
     lm.save_to_preset(tmp_path / "preset")

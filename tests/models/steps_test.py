@@ -56,8 +56,7 @@ def test_steps_continue_as_recomputing_does(sampler, routing, monkeypatch):
             tokens[row, :length], x["token_ids"][row, :length]
         )
     recompute(monkeypatch)
-    expected = generate(lm, sampler, x)["token_ids"]
-    np.testing.assert_array_equal(tokens, expected)
+    np.testing.assert_array_equal(tokens, generate(lm, sampler, x)["token_ids"])
     assert not np.array_equal(tokens, generate(lm, "greedy", x)["token_ids"])
 
 
@@ -83,8 +82,7 @@ def test_padding_of_the_release_has_no_influence():
     tokens = generate(lm, "greedy", x)["token_ids"]
     mask = np.ones((2, LENGTH), "bool")
     x = {"token_ids": tokens, "padding_mask": mask}
-    logits = lm(x, routing_scope="prefix")
-    best = small_models.array(logits).argmax(axis=-1)
+    best = small_models.array(lm(x, routing_scope="prefix")).argmax(axis=-1)
     for row, length in enumerate(PROMPTS):
         np.testing.assert_array_equal(
             tokens[row, length:], best[row, length - 1 : LENGTH - 1]

@@ -258,12 +258,14 @@ def _warn_of_no_text(paths):
     found = [(path, _no_text(path)) for path in paths]
     named = [f"{path} ({reason})" for path, reason in found if reason]
     if named:
+        encoding = next((r for _, r in found if r in BYTE_ORDER_MARKS), "LATIN1")
         more = f" and {len(named) - NUM_NAMED} more" if len(named) > NUM_NAMED else ""
         logging.warning(
             "read as bytes, though no text in UTF-8: %s%s. Convert them, as with "
-            "`iconv -f LATIN1 -t UTF-8`, or leave them out of the files that are named",
+            "`iconv -f %s -t UTF-8`, or leave them out of the files that are named",
             ", ".join(named[:NUM_NAMED]),
             more,
+            encoding,
         )
 
 

@@ -102,8 +102,7 @@ def test_may_attend_to_all_slots_when_it_sees_none():
     layer = ReleaseDotProduct()
     layer.build(*(x.shape for x in inputs()))
     output, _ = golden_cases.run(layer, *inputs(), attention_mask=some_mask())
-    mean = inputs()[2].mean(axis=-2)
-    golden_cases.assert_close(output[0, :, 1], mean[0], 1e-5)
+    golden_cases.assert_close(output[0, :, 1], inputs()[2].mean(axis=-2)[0], 1e-5)
 
 
 def test_dropout_drops_weights_in_training_only():
@@ -252,5 +251,4 @@ def test_queries_that_see_nothing_return_zero(num_queries, shape, is_causal):
     output, _ = golden_cases.run(ScaledDotProduct(), query, key, key, **options)
     expected, _ = helpers.dense_attention(query, key, key, seen)
     golden_cases.assert_close(output, expected, 1e-5)
-    is_zero = np.all(output == 0, axis=-1)
-    np.testing.assert_array_equal(is_zero, ~seen.any(axis=-1))
+    np.testing.assert_array_equal(np.all(output == 0, axis=-1), ~seen.any(axis=-1))

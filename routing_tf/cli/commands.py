@@ -46,7 +46,7 @@ def main(run, define_flags):
     if not HELP.isdisjoint(sys.argv[1:]):
         about = sys.modules["__main__"].__doc__
         said = f"{about}\nflags:\n\n{sys.argv[0]}:\n{_help(own)}"
-    elif "--problem=list" in sys.argv[1:] and "problem" in flags.FLAGS:
+    elif "--problem=list" in sys.argv[1:] and _lists_problems(flags.FLAGS):
         said = _list_of_problems()  # also without the flags that are required
     if said:
         with contextlib.suppress(BrokenPipeError):
@@ -101,7 +101,7 @@ def _run(run, options, argv):
             )
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
-        if _asks_for_problems(options):
+        if _lists_problems(options) and options.problem == "list":
             print(_list_of_problems())
             return 0
         first_checks.check(options)
@@ -126,13 +126,12 @@ def _list_of_problems():
     return "\n".join(map(": ".join, known_names.PROBLEMS.items()))
 
 
-def _asks_for_problems(options):
+def _lists_problems(options):
     """Whether `--problem=list` asks for those of this package; they are all there are.
 
     Unless somebody has registered others, which the message of the run names, too.
     """
-    are_all = "routing_tf.problems" not in sys.modules
-    return are_all and "problem" in options and options.problem == "list"
+    return "routing_tf.problems" not in sys.modules and "problem" in options
 
 
 def _comes_of_interrupt(error):

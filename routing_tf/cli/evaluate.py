@@ -169,7 +169,7 @@ def score_texts(options):
     print(f"model: {options.model_dir}", flush=True)
     scores = []
     for path in paths:
-        if not named_files.read_file(path):
+        if not named_files.read_file(path, "--texts"):
             print(f"{path}: empty")
             continue
         scores.append(evaluation.score_file(lm, path, options.routing_scope))
@@ -181,8 +181,11 @@ def score_texts(options):
     total, why_no_words = scoring.join(scores), None
     if options.num_words:
         total = dataclasses.replace(total, num_words=options.num_words)
-    elif any(map(evaluation.no_words, scores)):
-        why_no_words = "no perplexity per word, as not every text has one"
+    elif len(scores) > 1 and any(map(evaluation.no_words, scores)):
+        why_no_words = (
+            "no perplexity per word, as not every text has one; --num_words gives the "
+            "number of words"
+        )
     print(evaluation.describe_score("total", total, why_no_words))
     print(evaluation.describe_scope(lm.hyperparameters, total.routing_scope))
     print(evaluation.last_line(total))

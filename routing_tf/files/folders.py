@@ -22,7 +22,7 @@ def check_no_pattern(option, path):
     path = str(path)
     if "\\" in path or not fnmatch.fnmatchcase(path, path):
         raise ValueError(
-            f"`{option}` must be a path without backslashes and without letters in "
-            "brackets, which TensorFlow takes for a pattern of names. "
-            f"Received: {path!r}. Rename the folder"
+            "Weights must be in a folder whose path has no backslash and nothing in "
+            "square brackets, because TensorFlow takes these for a pattern of names. "
+            f"Received: {option}={path!r}. Use another name"
         )

@@ -27,8 +27,8 @@ class Score:
             if they are tokens. None if the input was ids and no number was given.
         misaligned_prefix_length: number of tokens that were dropped from the start of a
             sub-string until it was found; None unless the span is a sub-string.
-        num_unknown: number of tokens that stand for any word that the vocabulary does
-            not have. They tell less than the text does. Defaults to 0.
+        num_unknown: number of tokens that stand for words which the vocabulary does not
+            have. They tell less than the text does. 0 if the input was ids.
     """
 
     log_likelihoods: np.ndarray

@@ -199,8 +199,8 @@ class Problem:
         if not self.num_windows(split, training):
             if not self.num_tokens(split):
                 raise ValueError(
-                    f"The split {split!r} must have data. Received: none. Use more, or "
-                    "files that no other split has"
+                    f"The split {split!r} of {self.name} must have data. Received: "
+                    "none. Use more data, or name files for this split alone"
                 )
             rule = "must not be longer than the split to train on"
             raise ValueError(

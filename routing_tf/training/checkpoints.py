@@ -279,6 +279,7 @@ def read(path, variables):
 
     Raises:
         DamagedCheckpointError: if it is damaged or belongs to another model.
+        ValueError: if TensorFlow cannot read from a folder of this name.
     """
     check_no_pattern("path", path)
     try:

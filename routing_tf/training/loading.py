@@ -29,8 +29,8 @@ def find_run(source, which="last"):
     checkpoint, or the path of a checkpoint.
     """
     path = str(source).removesuffix(".index")
-    _check_which(path, which)
     if checkpoints.is_run_checkpoint(path):
+        _check_which(path, which)
         model_dir, saved = checkpoints.model_dir_of(path), [path]
     else:
         model_dir, saved = path, checkpoints.resumable(path, which)
@@ -114,8 +114,8 @@ def load_language_model(source, which="last"):
     preset directory.
     """
     path = pathlib.Path(str(source).removesuffix(".index"))
-    _check_which(path, which)
     if checkpoints.is_run_checkpoint(path):
+        _check_which(path, which)
         return load_run(path)
     saved = checkpoints.resumable(path, which)
     if saved:
@@ -125,6 +125,7 @@ def load_language_model(source, which="last"):
             f"`checkpoint` must be 'last': there is no best one in {str(source)!r}, "
             f"because the run has not been evaluated. Received: checkpoint={which!r}"
         )
+    _check_which(path, which)
     try:
         with warnings.catch_warnings():
             # It is not compiled for training, so its optimizer stays empty.
@@ -145,14 +146,12 @@ def load_language_model(source, which="last"):
 
 
 def _check_which(path, which):
-    """Raises a `ValueError` if there is only one to choose from: it is named itself."""
-    path = pathlib.Path(path)
-    is_one = checkpoints.is_run_checkpoint(path) or path.suffix == ".keras"
-    if which != "last" and (is_one or (path / "config.json").is_file()):
+    """Raises a `ValueError` if one is chosen among the checkpoints of no run."""
+    if which != "last":
         raise ValueError(
             "`checkpoint` chooses among those of a run. Received: checkpoint="
-            f"{which!r} with {str(path)!r}, which is one model. Remove it, or name the "
-            "folder of the run"
+            f"{which!r} with {str(path)!r}, which is no folder of a run. Leave "
+            "`checkpoint` out, or name the folder of the run"
         )
 
 

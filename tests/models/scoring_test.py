@@ -263,7 +263,8 @@ def test_words(word_lm):
     assert result.tokens == tuple(names)
     assert result.offsets[:3].tolist() == [[0, 6], [6, 10], [10, 14]]
     assert (result.num_bytes, result.num_words) == (len(text), 6)
-    assert (result.num_unknown, result.bits_per_byte) == (1, None)
+    twice = scoring.join([result, result])
+    assert (result.num_unknown, twice.num_unknown, twice.bits_per_byte) == (1, 2, None)
     assert word_lm.score("the <unk> sat").bits_per_byte > 0
     per_word = np.exp(-result.log_likelihood / 6)
     assert_close(result.perplexity_per_word, per_word)

@@ -449,7 +449,7 @@ class TestTextFiles:
         [
             ("`files` must hold some text", 0, LENGTH),
             ("the split 'train' of 361 ids", 400, 362),
-            ("The split 'validation' must have data. Received: none", 10, 5),
+            ("The split 'validation' of text_files must have data", 10, 5),
         ],
     )
     def test_too_little_text(self, message, size, length, tmp_path):

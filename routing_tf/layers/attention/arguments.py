@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.support.backends import IS_TORCH
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.serialization import deserialize
 
@@ -42,13 +43,13 @@ def check_axes(name, x):
             "`ragged.to_tensor()`, and `tf.sequence_mask(ragged.row_lengths())` as "
             f"`{name}_mask`"
         )
-    marks = "sparse", "is_sparse", "is_sparse_csr"  # the last two of torch
-    is_sparse = any(getattr(x, mark, False) for mark in marks)
-    if is_sparse or type(x).__name__ in SPARSE:
+    is_sparse = getattr(x, "sparse", False) or type(x).__name__ in SPARSE
+    is_sparse = is_sparse or IS_TORCH and "sparse" in str(getattr(x, "layout", ""))
+    if is_sparse:
         raise ValueError(
             f"`{name}` must be a dense tensor. Received: {name}.shape={tuple(shape)} "
-            "of a sparse one. Pass `tf.sparse.to_dense` of it, or the like of the "
-            "backend"
+            "of a sparse one. Pass `tf.sparse.to_dense(x)`, or `x.to_dense()` on torch "
+            "and `x.todense()` on JAX"
         )
     if shape is None or len(shape) not in (3, 4) or 0 in shape[1:]:
         received = f"{name}.shape={tuple(shape or ())}"

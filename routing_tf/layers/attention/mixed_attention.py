@@ -153,7 +153,8 @@ class MixedAttention(Projections):
             than `query`, or a length is unknown while TensorFlow traces positions on
             two axes, random heads or a call with a cache; or if a cache is given while
             training, with attention scores, for attention to another sequence without
-            its memory, for another number of sequences, or without room for the tokens,
+            its memory, for another number of sequences, without room for the tokens, or
+            in a Functional model,
             or `cache_index` is negative or no integer;
             or if `segment_ids` are no integers, have no entry for each position, come
             with positions on two axes or a cache of another sequence, or heads cannot
@@ -320,7 +321,7 @@ class MixedAttention(Projections):
                 arguments.warn_of_copy(self, query.shape)
             # Keras converts each argument on its own: the same tensor becomes two.
             value = arguments.other_sequence(query, value, self_attention)
-        return super().__call__(query, value, **NotCast.wrap(kwargs, query))
+        return super().__call__(query, value, **NotCast.wrap(kwargs, (query, value)))
 
     def call(
         self,

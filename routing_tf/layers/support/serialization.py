@@ -65,7 +65,7 @@ def _quantized_dtype(layer):
 def _serialized(value):
     if isinstance(value, keras.layers.Layer):
         return serialize(value)
-    # Those that Keras tracks are copied with all that is in them.
+    # Lists and dicts that Keras tracks become plain ones.
     if isinstance(value, list):
         return [_serialized(item) for item in value]
     value = value.to_dict() if isinstance(value, Settings) else value

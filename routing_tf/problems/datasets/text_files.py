@@ -258,7 +258,10 @@ def _warn_of_no_text(paths):
     found = [(path, _no_text(path)) for path in paths]
     named = [f"{path} ({reason})" for path, reason in found if reason]
     if named:
-        encoding = next((r for _, r in found if r in BYTE_ORDER_MARKS), "LATIN1")
+        reasons = {reason for _, reason in found if reason}
+        encoding = "LATIN1"
+        if reasons & BYTE_ORDER_MARKS.keys():
+            encoding = "ENCODING" if len(reasons) > 1 else reasons.pop()
         more = f" and {len(named) - NUM_NAMED} more" if len(named) > NUM_NAMED else ""
         logging.warning(
             "read as bytes, though no text in UTF-8: %s%s. Convert them, as with "

@@ -240,11 +240,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
             own = map(self._initializer_of_expert, range(self.num_experts))
             return ops.stack([each(shape[1:], dtype=dtype) for each in own])
 
-        return self.add_weight(
-            name=f"expert_{name}_kernel",
-            shape=(self.num_experts, input_dim, output_dim),
-            initializer=initial_values,
-        )
+        shape = (self.num_experts, input_dim, output_dim)
+        return self.add_weight(shape, initial_values, name=f"expert_{name}_kernel")
 
     def _initializer_of_expert(self, expert):
         """Returns an initializer whose numbers differ from those of other experts."""

@@ -169,7 +169,7 @@ def score_texts(options):
     print(f"model: {options.model_dir}", flush=True)
     scores = []
     for path in paths:
-        if not named_files.read_file(path, "--texts"):
+        if not named_files.read_file(path, "texts"):
             print(f"{path}: empty")
             continue
         scores.append(evaluation.score_file(lm, path, options.routing_scope))
@@ -188,14 +188,14 @@ def score_texts(options):
         )
     print(evaluation.describe_score("total", total, why_no_words))
     print(evaluation.describe_scope(lm.hyperparameters, total.routing_scope))
-    print(evaluation.last_line(total))
+    print(evaluation.final_line_of_texts(total))
 
 
 def check_texts(paths):
     """Raises a `ValueError` for a file that is not UTF-8, before any is scored."""
     for path in paths:
         try:
-            named_files.read_file(path, "--texts").decode("utf-8")
+            named_files.read_file(path, "texts").decode("utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"`--texts` must be text in UTF-8. Received: {path!r}: {error}. "

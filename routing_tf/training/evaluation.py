@@ -111,7 +111,7 @@ def final_line(problem, split, evaluation):
 def score_file(lm, path, routing_scope):
     """Scores a file of UTF-8 text, every token once, as `lm.score` does."""
     try:
-        content = named_files.read_file(path, "--texts").decode("utf-8")
+        content = named_files.read_file(path, "texts").decode("utf-8")
         return lm.score(content, routing_scope=routing_scope, too_long="windows")
     except ValueError as error:
         raise ValueError(f"{path} cannot be scored: {error}") from error
@@ -145,7 +145,7 @@ def no_words(score):
     return None
 
 
-def last_line(score):
+def final_line_of_texts(score):
     """Returns the last line of `evaluate --texts`."""
     if score.bits_per_byte is None:
         return f"held-out perplexity per token: {_perplexity(score.perplexity)}"

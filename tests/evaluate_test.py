@@ -87,8 +87,8 @@ def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, other, run
 )
 def test_a_checkpoint_of_a_run(ending, model_dir, run, refused):
     checkpoint = checkpoints.paths(model_dir)[-1]
-    for asks in ("--checkpoint=best", "--checkpoint=best --texts=README.md"):
-        said = refused(evaluate, f"--model_dir={checkpoint}", *asks.split())
+    for more in (["--checkpoint=best"], ["--checkpoint=best", f"--texts={__file__}"]):
+        said = refused(evaluate, f"--model_dir={checkpoint}", *more)
         assert "`--checkpoint` chooses among those of a run" in said
     out = run(f"--model_dir={checkpoint}{ending}", "--eval_examples=2")
     assert f"model: {checkpoint}\n" in out

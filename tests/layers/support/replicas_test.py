@@ -70,7 +70,7 @@ def build(options):
     model.compile(keras.optimizers.SGD(options["rate"]), loss=zero)
     random = np.random.default_rng(1)
     values = [random.normal(size=weight.shape) for weight in model.weights]
-    model.set_weights([np.abs(value) + 1 for value in values])
+    model.set_weights([(np.abs(value) + 1) / 4 for value in values])
     return model
 
 

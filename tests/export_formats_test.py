@@ -79,6 +79,24 @@ def test_token_choice_with_padding(name, tmp_path):
 
 @on_tensorflow
 @pytest.mark.slow
+def test_onnx_takes_any_length(tmp_path):
+    needs("onnx")
+    x, value = (keras.Input((None, DIM), name=name) for name in ("x", "value"))
+    mask = keras.Input((None,), dtype="bool", name="mask")
+    own = layers.MixedAttention([zoo.BlockPairHeads(2, 3), layers.FullHeads(2)], 4)
+    other = layers.MixedAttention([layers.LocalHeads(2, (4,))], 4)
+    model = keras.Model([x, value, mask], other(own(x), value, value_mask=mask))
+    random = np.random.default_rng(0)
+    sizes = (2, LENGTH - 1, DIM), (2, LENGTH - 6, DIM)
+    values = [random.normal(size=size).astype("float32") for size in sizes]
+    values.append(np.arange(LENGTH - 6) < np.array([[LENGTH - 6], [9]]))
+    path = export_formats.place(tmp_path, "any length", "onnx")
+    export_formats.write(model, "onnx", path, values)
+    assert export_formats.run_in_process("onnx", path) is None
+
+
+@on_tensorflow
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 @pytest.mark.parametrize("make", FEED_FORWARDS)
 def test_feed_forward_layers(name, make, tmp_path):

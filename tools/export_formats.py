@@ -76,7 +76,7 @@ def groups():
         "LunaHeads": lambda: zoo.LunaHeads(2, 3, chunk_length=3),
         "NativeSparseHeads": lambda: zoo.NativeSparseHeads(2, 4, 2, 4, 3),
         "NystromHeads": lambda: zoo.NystromHeads(2, 4),
-        "RandomBlockHeads": lambda: zoo.RandomBlockHeads(2, 4, 1),
+        "RandomBlockHeads": lambda: zoo.RandomBlockHeads(2, 3, 3),
         "ReformerHeads": lambda: zoo.ReformerHeads(2, 4, 5, num_rounds=2),
         "SinkhornHeads": lambda: zoo.SinkhornHeads(2, 4),
         "SynthesizerHeads": lambda: zoo.SynthesizerHeads(2, max_length=LENGTH),

@@ -17,6 +17,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.masks import large_negative
 from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import compiled_once
 
@@ -192,6 +193,9 @@ def continue_rows(
     def next_logits(tokens, state, index):
         return steps.next_logits(tokens[:, :num_inputs], state, index)
 
+    if isinstance(sampler, keras_hub.samplers.BeamSampler):
+        given = ops.repeat(is_given, sampler.num_beams, axis=0)
+        next_logits = _certain_of_given(next_logits, given)
     if isinstance(sampler, keras_hub.samplers.ContrastiveSampler) and steps.are_exact:
         # It compares with the hidden states of all tokens: the last one's, too.
         _, last, _ = next_logits(tokens, state, index)
@@ -337,6 +341,24 @@ def longest_input(hyperparameters):
     """Returns the largest number of tokens that a text model sees at once."""
     limits = hyperparameters.max_sequence_length, hyperparameters.truncate_length
     return min(limit for limit in limits if limit is not None)
+
+
+def _certain_of_given(next_logits, is_given):
+    """Returns `next_logits` that are certain of the tokens `is_given` tells of.
+
+    keras_hub's beams would count what they had chosen in place of given tokens.
+    """
+
+    def certain(tokens, state, index):
+        logits, hidden, state = next_logits(tokens, state, index)
+        logits = ops.cast(logits, "float32")
+        token = ops.take(tokens, index, axis=1)[:, None]
+        others = token != ops.arange(logits.shape[-1], dtype=token.dtype)
+        sure = ops.where(others, large_negative("float32"), 0.0)
+        given = ops.take(is_given, index, axis=1)[:, None]
+        return ops.where(given, sure, logits), hidden, state
+
+    return certain
 
 
 def _first(number, tokens):

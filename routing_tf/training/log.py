@@ -142,11 +142,12 @@ class ProgressLog:
         lines = self._path.read_text().splitlines(keepends=True)
         # A killed run may have left half a line.
         entries = [(line, _parse(line)) for line in lines]
-        last = step - 1 if evaluates_again else step
         kept = [
             line
             for line, entry in entries
-            if entry["step"] <= last or (entry["step"] == step and "loss" in entry)
+            if entry["step"] < step
+            or entry["step"] == step
+            and ("learning_rate" in entry or not evaluates_again)
         ]
         atomic.write_whole(self._path, "".join(kept))
 

@@ -7,6 +7,7 @@ from keras import ops
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
+from routing_tf.layers.support.lengths import num_parts
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.validation import check_non_negative_integer
@@ -95,7 +96,7 @@ class BlockPairHeads(OneSequenceHeads):
         starts = (blocks * length + self.num_blocks - 1) // self.num_blocks
         # The slots of each block; the last one of a shorter block is not one of its
         # tokens.
-        size = -(-length // self.num_blocks)
+        size = num_parts(length, self.num_blocks)
         places = starts[:-1, None] + numbers(size)
         filled = places < starts[1:, None]
         places = library(length).minimum(places, length - 1)

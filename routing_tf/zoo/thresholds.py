@@ -18,6 +18,7 @@ from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import num_parts
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.masks import without_padding
 from routing_tf.layers.support.serialization import ConfiguredLayer
@@ -230,8 +231,8 @@ def _reached(scores, mask):
     real = ops.broadcast_to(real, (batch, heads, length))
     tokens = ops.sum(ops.cast(real, "int32"), axis=-1)
     scores = ops.where(real[..., None], scores, large_negative("float32"))
-    best, _ = ops.top_k(ops.swapaxes(scores, 2, 3), -(-length // clusters))
-    last = ops.maximum(-(-tokens // clusters) - 1, 0)
+    best, _ = ops.top_k(ops.swapaxes(scores, 2, 3), num_parts(length, clusters))
+    last = ops.maximum(num_parts(tokens, clusters) - 1, 0)
     last = ops.broadcast_to(last[..., None, None], (batch, heads, clusters, 1))
     reached = ops.take_along_axis(best, last, axis=-1)[..., 0]
     tokens = ops.cast(tokens, "float32")

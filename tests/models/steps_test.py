@@ -60,6 +60,13 @@ def test_steps_continue_as_recomputing_does(sampler, routing, monkeypatch):
     assert not np.array_equal(tokens, generate(lm, "greedy", x)["token_ids"])
 
 
+def test_beams_go_on_from_the_prompt_of_their_row():
+    lm, x = model("token_choice"), small_models.inputs((1, 5), 14, seed=2)
+    tokens = generate(lm, "beam", x)["token_ids"]
+    alone = generate(lm, "beam", {name: rows[1:] for name, rows in x.items()})
+    np.testing.assert_array_equal(tokens[1:], alone["token_ids"])
+
+
 @small_models.FURTHER
 def test_settings_that_look_ahead_compute_all_anew(monkeypatch):
     lm = small_models.language_model(

@@ -16,6 +16,7 @@ from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import larger
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
+from routing_tf.layers.support.lengths import num_parts
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.masks import combine_masks
@@ -318,10 +319,10 @@ class LocalHeads(HeadGroup):
         if len(self.block_shape) > 1:
             return self._layout_nd(inputs)
         block = smaller(self.block_shape[0], length)
-        num_blocks = -(-length // block)
+        num_blocks = num_parts(length, block)
         known = is_known(length, memory_length)
         if self.memory_block_shape is None:
-            share = -(-memory_length // num_blocks)
+            share = num_parts(memory_length, num_blocks)
             if known:
                 share = block if length == memory_length else share
             elif not inputs.is_cross_attention:
@@ -333,7 +334,7 @@ class LocalHeads(HeadGroup):
                 share = larger(share, smaller(block, memory_length))
             return (num_blocks,), block, share
         memory_block = smaller(self.memory_block_shape[0], memory_length)
-        if known and num_blocks != -(-memory_length // memory_block):
+        if known and num_blocks != num_parts(memory_length, memory_block):
             raise ValueError(
                 "Local heads pair each block of `query` with the block of `value` at "
                 "the same place, so both must have the same number of blocks. "

@@ -5,6 +5,7 @@ from keras import ops
 from routing_tf.layers.caches.rows import last_token
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import num_parts
 from routing_tf.layers.support.lengths import numbers
 
 
@@ -18,7 +19,7 @@ def places_of_windows(mask, length, num_blocks, block, share, flange):
     there is one.
     """
     count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
-    own = ops.maximum(-(-count // num_blocks), 1)
+    own = ops.maximum(num_parts(count, num_blocks), 1)
     own = ops.where(count == length, block, own)
     distance = numbers((2 * flange + 1) * share) - flange * share
     is_near = ops.logical_and(distance >= -flange * own, distance < (flange + 1) * own)

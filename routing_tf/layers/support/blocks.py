@@ -10,13 +10,15 @@ from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
+from routing_tf.layers.support.lengths import num_parts
 
 RUNNING_SUM_BLOCK = 16
 
 
 def pad_to_multiple(x, multiple, axis):
     """Returns `x` with zeros (False) appended along `axis` up to a multiple."""
-    missing = -length_of(x, axis) % multiple
+    length = length_of(x, axis)
+    missing = num_parts(length, multiple) * multiple - length
     if is_known(missing) and not missing:
         return x
     padding = [(0, 0)] * len(x.shape)

@@ -39,6 +39,12 @@ def larger(first, second):
     return max(first, second) if is_known(first, second) else ops.maximum(first, second)
 
 
+def num_parts(length, size):
+    """Returns how many parts of a size a length has; the last one may be shorter."""
+    # Files of ONNX round a negative quotient up, as in `-(-length // size)`.
+    return (length + size - 1) // size
+
+
 def of_length(x, axis, length):
     """Asserts that an axis of `x` has this length, and returns `x`.
 

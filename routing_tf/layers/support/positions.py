@@ -8,6 +8,7 @@ from keras import ops
 from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.blocks import pad_to_multiple
 from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.lengths import num_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Positions:
     def grid(self):
         """Number of blocks along each axis; the last ones may be padded."""
         blocks = self.block_shape or self.lengths
-        return tuple(-(-n // b) for n, b in zip(self.lengths, blocks, strict=True))
+        return tuple(num_parts(n, b) for n, b in zip(self.lengths, blocks, strict=True))
 
     @property
     def length(self):

@@ -9,6 +9,7 @@ from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import num_parts
 
 
 class SortedOrder:
@@ -25,7 +26,7 @@ class SortedOrder:
     def __init__(self, clusters, num_clusters, size):
         length = length_of(clusters, 2)
         self.size, self.length = size, length
-        self.num_chunks = -(-length // size)
+        self.num_chunks = num_parts(length, size)
         self.tokens = SortedTokens(clusters, num_clusters).tokens
         self.places = ops.cast(ops.argsort(self.tokens, axis=-1), "int32")
 

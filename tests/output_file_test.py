@@ -57,8 +57,7 @@ def signals_of_a_shell():
 
 
 def write(continuation, path, num_samples=4):
-    tokenizer = ByteTokenizer()
-    samples = [TextSample(tokenizer, "", number) for number in range(num_samples)]
+    samples = [TextSample(ByteTokenizer(), "", number) for number in range(num_samples)]
     display.write_texts(continuation, samples, num_samples, path)
 
 

@@ -43,8 +43,7 @@ def run(code):
     for line in code.replace("\\\n", "").strip().splitlines():
         python, option, module, *arguments = shlex.split(line)
         assert (python, option) == ("python", "-m")
-        command = importlib.import_module(module)
-        assert not command_line.run(command, *arguments), line
+        assert not command_line.run(importlib.import_module(module), *arguments), line
 
 
 @pytest.fixture(scope="module")

@@ -74,8 +74,7 @@ def test_greedy_tokens_are_those_of_generate(changes):
 @pytest.mark.thorough
 def test_seeds(lm):
     def sample(seed):
-        sampler = keras_hub.samplers.RandomSampler(seed=seed)
-        stream = TokenStream(lm, sampler)
+        stream = TokenStream(lm, keras_hub.samplers.RandomSampler(seed=seed))
         return [take(stream, [[0]], 12)[1].tolist() for _ in range(2)]
 
     first, second = sample(3)

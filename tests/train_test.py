@@ -210,8 +210,7 @@ def test_a_run_on_pairs_of_texts(tmp_path, run):
 )
 def test_a_model_of_another_kind_is_refused(message, arguments, tmp_path, refused):
     arguments = ["--hparams_set=byte_tiny", *arguments]
-    said = refused(train, f"--model_dir={tmp_path / 'new'}", *arguments)
-    assert message in said
+    assert message in refused(train, f"--model_dir={tmp_path / 'new'}", *arguments)
     assert not (tmp_path / "new").exists()
 
 

@@ -147,8 +147,7 @@ class TestTrainer:
         for entry in steps:
             rate = float(schedule(entry["step"] - 1))
             assert entry["learning_rate"] == pytest.approx(rate)
-            bits = entry["loss"] / np.log(2)
-            assert entry["bits_per_byte"] == pytest.approx(bits)
+            assert entry["bits_per_byte"] == pytest.approx(entry["loss"] / np.log(2))
             assert entry["clustering_loss"] > 0
             assert entry["tokens_per_second"] > 0
         tag = "occupancy/block_0/attention/routed_heads"
@@ -184,8 +183,7 @@ class TestTrainer:
         ):
             loaded = loading.load_language_model(source)
             assert_same_weights(loaded, finished.lm)
-        text = loaded.generate("token", max_length=8)
-        assert text.startswith("token")
+        assert loaded.generate("token", max_length=8).startswith("token")
 
     def test_resume_equals_an_uninterrupted_run(self, configure, tmp_path):
         """One that Ctrl-C ended in its third step."""

@@ -57,8 +57,7 @@ def last_logits(logits):
 def recompute(case, lm, kind):
     """Returns the logits of each step; all steps are rows of one batch."""
     ids = so_far(case, kind)
-    inputs = inputs_of(case, ids.reshape(-1, ids.shape[-1]))
-    logits, _ = golden_cases.run(lm, inputs)
+    logits, _ = golden_cases.run(lm, inputs_of(case, ids.reshape(-1, ids.shape[-1])))
     return last_logits(logits.reshape(*ids.shape, -1))
 
 
@@ -94,8 +93,7 @@ def test_fast_decoding_of_routed_heads():
 
 def test_fast_decoding_of_local_heads_is_that_with_a_cache():
     case, lm = load("local_only")
-    tokens = case["out/fast_decode_true/tokens"]
-    ids = np.pad(tokens, [(0, 0), (1, 0)])[:, :-1]
+    ids = np.pad(case["out/fast_decode_true/tokens"], [(0, 0), (1, 0)])[:, :-1]
     logits, _, _ = lm.call_with_cache(
         ids, lm.make_cache(*ids.shape), cache_index=np.int32(0)
     )

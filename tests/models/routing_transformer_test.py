@@ -58,8 +58,7 @@ def test_settings_of_heads_reach_the_layers():
     assert not any("relative" in weight.path for weight in model.weights)
     for block in model.blocks:
         assert block.attention.gate_kernel is not None
-        key_kernel = block.attention.key_kernel
-        assert key_kernel.shape[-1] == 2 * block.attention.key_dim
+        assert block.attention.key_kernel.shape[-1] == 2 * block.attention.key_dim
         assert not block.attention.head_groups[0].ema
         for group in block.attention.head_groups:
             assert group.num_heads == 2
@@ -176,8 +175,7 @@ def test_low_precision_leaves_the_clustering_alone():
         small_models.hyperparameters(num_layers=1), dtype="mixed_bfloat16"
     )
     x = {name: value[:1] for name, value in small_models.inputs().items()}
-    hidden = output(model, x, training=True)
-    assert hidden.dtype.name == "bfloat16"
+    assert output(model, x, training=True).dtype.name == "bfloat16"
     for variable in model.variables:
         assert keras.backend.standardize_dtype(variable.dtype) == "float32"
     for layer in layers_inside(model):

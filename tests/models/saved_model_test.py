@@ -369,8 +369,7 @@ def test_a_model_with_an_encoder(tmp_path):
     inputs = served.signatures["serving_default"].structured_input_signature[1]
     assert set(inputs) == {"texts"}
     default = served.signatures["serving_default"](texts=tf.constant(["hello"]))
-    expected = served.generate(["hello"])["texts"].numpy()
-    assert default["texts"].numpy() == expected
+    assert default["texts"].numpy() == served.generate(["hello"])["texts"].numpy()
     result = served.generate(["hello", "du"], temperature=0.0, length=15)
     texts = [text.decode() for text in result["texts"].numpy()]
     assert texts == greedy(lm, ["hello", "du"], max_length=16)

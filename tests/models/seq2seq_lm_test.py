@@ -53,8 +53,7 @@ def test_the_preprocessor_makes_inputs_targets_and_weights():
 def generate(lm, x, stop_token_ids=None):
     output = lm.generate(dict(x), stop_token_ids=stop_token_ids)
     token_ids, mask = output["decoder_token_ids"], output["decoder_padding_mask"]
-    prompt = x["decoder_padding_mask"]
-    assert (token_ids == x["decoder_token_ids"])[prompt].all()
+    assert (token_ids == x["decoder_token_ids"])[x["decoder_padding_mask"]].all()
     return token_ids, mask
 
 

@@ -87,8 +87,7 @@ def test_padding_of_the_release_has_no_influence():
     lm = small_models.language_model(num_local_only_layers=1, compatibility="exact")
     x = small_models.inputs(PROMPTS, LENGTH)
     tokens = generate(lm, "greedy", x)["token_ids"]
-    mask = np.ones((2, LENGTH), "bool")
-    x = {"token_ids": tokens, "padding_mask": mask}
+    x = {"token_ids": tokens, "padding_mask": np.ones((2, LENGTH), "bool")}
     best = small_models.array(lm(x, routing_scope="prefix")).argmax(axis=-1)
     for row, length in enumerate(PROMPTS):
         np.testing.assert_array_equal(

@@ -40,8 +40,7 @@ def test_bytes_of_the_original_file(tmp_path, raw, original):
     starts = {"train": 0, "validation": 900, "test": 950}
     for split, size in SIZES.items():
         part = original[starts[split] : starts[split] + size]
-        expected = [*(byte + 2 for byte in part), 1]
-        assert problem.ids(split).tolist() == expected
+        assert problem.ids(split).tolist() == [*(byte + 2 for byte in part), 1]
         assert problem.ids(split).dtype == "uint16"
     assert [len(row) for row in prepared.rows_of(problem, "test")] == [16, 16, 16, 3]
     assert problem.vocabulary_size == 258

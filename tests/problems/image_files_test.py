@@ -30,8 +30,7 @@ def exif(orientation, order="<", before=()):
     entries = [*before, (0x0112, 3, 1, orientation, 0)]
     mark = b"II*\0" if order == "<" else b"MM\0*"
     table = b"".join(struct.pack(f"{order}HHIHH", *entry) for entry in entries)
-    head = struct.pack(f"{order}IH", 8, len(entries))
-    return mark + head + table + bytes(4)
+    return mark + struct.pack(f"{order}IH", 8, len(entries)) + table + bytes(4)
 
 
 def jpeg(data, marker=0xE1):
@@ -81,8 +80,7 @@ def test_images_are_turned_upright(tmp_path, form, orientation):
 
 @pytest.mark.parametrize("order", "<>")
 def test_orientation(order):
-    before = [(0x0100, 3, 1, 7, 0), (0x010F, 2, 9, 7, 0)]
-    data = exif(8, order, before)
+    data = exif(8, order, [(0x0100, 3, 1, 7, 0), (0x010F, 2, 9, 7, 0)])
     named = b"Exif\0\0" + data
     for content in (jpeg(named), png(data), webp(b"EXIF", data), webp(b"EXIF", named)):
         assert image_files.orientation(content) == 8

@@ -135,8 +135,7 @@ def test_cifar10(tmp_path, raw, monkeypatch):
 
 def test_imagenet64(tmp_path, raw, monkeypatch):
     write_imagenet64(raw)
-    builder = tfds.builder_cls("downsampled_imagenet")
-    trust(monkeypatch, builder, raw)
+    trust(monkeypatch, tfds.builder_cls("downsampled_imagenet"), raw)
     problem = get("imagenet64", tmp_path, raw)
     for split, number in (("train", 7), ("validation", 3), ("test", 3)):
         assert problem.images(split).shape == (number, 64, 64, 3)
@@ -257,8 +256,7 @@ class TestImageFolder:
     def test_folders_behind_links_are_found(self, folder, tmp_path):
         os.rename(folder / "train" / "cat", tmp_path / "elsewhere")
         (folder / "train" / "cat").symlink_to(tmp_path / "elsewhere")
-        problem = own(folder)
-        assert firsts(problem, "train") == [5, 6, 7, 8, 0, 1, 2, 3, 4]
+        assert firsts(own(folder), "train") == [5, 6, 7, 8, 0, 1, 2, 3, 4]
 
     def test_channels(self, folder):
         write(folder / "train" / "ant" / "0.png", numbered(99, (4, 6, 1)))
@@ -285,8 +283,7 @@ class TestImageFolder:
         write(folder / "train" / "cat" / "3.png", numbered(0, (5, 6, 3)))
         with pytest.raises(ValueError, match="cat/3.png' with 5 x 6.*resize=true"):
             own(folder).prepare()
-        problem = own(folder, resize="true")
-        assert problem.images("train").shape == (9, 4, 6, 3)
+        assert own(folder, resize="true").images("train").shape == (9, 4, 6, 3)
 
     def test_resize(self, tmp_path):
         # Ten columns at the left and right are cut, then each 10 x 10 is one.
@@ -409,8 +406,7 @@ class TestArraysOfOwnImages:
     def test_changed_images_are_read_and_prepared_again(self, folder):
         list(arrays_of(folder).generate())
         write(folder / "test" / "ant" / "0.png", numbered(77, (4, 6, 3)))
-        problem = arrays_of(folder)
-        assert firsts(problem, "test") == [77, 13]
+        assert firsts(arrays_of(folder), "test") == [77, 13]
         lines = list(arrays_of(folder).generate())
         assert lines[0].startswith("train: there already")
         assert lines[2] == "test: 2 images"

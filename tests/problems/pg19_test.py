@@ -68,8 +68,7 @@ def test_release_packing_in_the_order_of_the_listing(
     )
     problem = get(tmp_path, raw_dir, packing="release")
     books = [lines_of(problem, BOOKS["train"][name]) for name in ("2.txt", "10.txt")]
-    expected = closed_lines(sum(books, []), LENGTH)
-    assert prepared.rows_of(problem, "train") == expected
+    assert prepared.rows_of(problem, "train") == closed_lines(sum(books, []), LENGTH)
     # The log perplexity per subword times 1.248.
     assert problem.metric(2.0, "test") == pytest.approx(math.exp(2 * 1.248))
 

@@ -210,8 +210,7 @@ class TestVocabulary:
     def test_it_is_learned(self, tmp_path):
         problem = Numbers(data_dir=str(tmp_path), vocabulary="subwords")
         list(problem.generate())
-        path = tmp_path / "vocab.numbers.32768.subwords"
-        tokenizer = SubwordTokenizer(str(path))
+        tokenizer = SubwordTokenizer(str(tmp_path / "vocab.numbers.32768.subwords"))
         assert problem.vocabulary_size == tokenizer.vocabulary_size()
         # Words that come often are one token each, in sources and targets.
         assert len(tokenizer.tokenize("two one")) == 2
@@ -220,8 +219,7 @@ class TestVocabulary:
         assert tokenizer.detokenize(target) == "21"
 
     def test_it_is_learned_without_generate(self, tmp_path):
-        problem = Numbers(data_dir=str(tmp_path / "new"), vocabulary="subwords")
-        problem.prepare()
+        Numbers(data_dir=str(tmp_path / "new"), vocabulary="subwords").prepare()
         assert (tmp_path / "new" / "vocab.numbers.32768.subwords").exists()
 
     def test_it_is_among_the_raw_files(self, data, raw):

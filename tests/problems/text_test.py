@@ -340,8 +340,7 @@ class TestTextFiles:
         expected = [str(tmp_path / name) for name in names.split()]
         assert named_files.find_files("files", files) == expected
         if isinstance(files, str) and files and "," not in files:
-            absolute = f"{tmp_path}/{files}"
-            assert named_files.find_files("files", absolute) == expected
+            assert named_files.find_files("files", f"{tmp_path}/{files}") == expected
 
     def test_names_with_commas(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -500,8 +499,7 @@ def test_a_source_of_ones_own(tmp_path):
     options = {"data_dir": str(tmp_path), "sequence_length": 4}
     in_memory = {split: Poems(**options).ids(split) for split in Poems.poems}
     assert in_memory["train"].tolist() == ids_of(b"one fish", b"two fish")
-    lines = list(Poems(**options).generate())
-    assert lines[0] == "train: 18 ids"
+    assert list(Poems(**options).generate())[0] == "train: 18 ids"
     for split, expected in in_memory.items():
         ids = Poems(**options).ids(split)
         assert isinstance(ids, np.memmap)
@@ -536,8 +534,7 @@ class TestPythonSource:
             write(library, f"{folder}/module.py", b"not wanted" * 10)
         write(library, "notes.txt", b"not wanted" * 10)
         (library / "broken.py").symlink_to(library / "nowhere")
-        problem = problems.PythonSource(sequence_length=LENGTH)
-        texts = problem.load()
+        texts = problems.PythonSource(sequence_length=LENGTH).load()
         assert sorted(itertools.chain(*texts.values())) == sorted(wanted.values())
         for split, found in texts.items():
             here = [n for n in sorted(wanted) if own_files.split_of_file(n) == split]

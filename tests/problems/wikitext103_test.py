@@ -147,8 +147,7 @@ class TestRelease:
 
     def test_training_windows_overlap(self, tmp_path, raw_dir):
         problem = get(tmp_path, raw_dir, packing="release")
-        lines = self.lines("train")
-        ids = [problem.tokenizer.encode(" ".join(line)) for line in lines]
+        ids = [problem.tokenizer.encode(" ".join(line)) for line in self.lines("train")]
         rule = packing.OverlappingLines(8)
         packed = [*map(rule.add, ids), rule.finish()]
         stream, windows = packing.joined(packed).values()

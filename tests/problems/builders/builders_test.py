@@ -30,8 +30,7 @@ def first_ids(builder, split):
 
 def times(folder):
     """When everything in a folder was written."""
-    paths = pathlib.Path(folder).glob("**/*")
-    return {path: path.stat().st_mtime_ns for path in paths}
+    return {path: path.stat().st_mtime_ns for path in pathlib.Path(folder).glob("**/*")}
 
 
 @pytest.fixture

@@ -159,8 +159,7 @@ class TestFiles:
             assert part in message
 
     def test_zip_file_of_something_else(self, raw, data, refusal):
-        files = {"wikitext-2/wiki.train.raw": FIRST}
-        write_zip(raw / "wikitext-103-v1.zip", files)
+        write_zip(raw / "wikitext-103-v1.zip", {"wikitext-2/wiki.train.raw": FIRST})
         message = refusal(make(data), raw)
         assert "wiki.train.tokens" in message
         assert "'wikitext-2/wiki.train.raw'" in message

@@ -194,6 +194,11 @@ def continue_rows(
         return steps.next_logits(tokens[:, :num_inputs], state, index)
 
     if isinstance(sampler, keras_hub.samplers.BeamSampler):
+        if sampler.return_all_beams:
+            raise ValueError(
+                "`sampler` must return one text for each prompt. Received: "
+                "return_all_beams=True. Leave it out, for the best beam"
+            )
         given = ops.repeat(is_given, sampler.num_beams, axis=0)
         next_logits = _certain_of_given(next_logits, given)
     if isinstance(sampler, keras_hub.samplers.ContrastiveSampler) and steps.are_exact:

@@ -65,6 +65,9 @@ def test_beams_go_on_from_the_prompt_of_their_row():
     tokens = generate(lm, "beam", x)["token_ids"]
     alone = generate(lm, "beam", {name: rows[1:] for name, rows in x.items()})
     np.testing.assert_array_equal(tokens[1:], alone["token_ids"])
+    lm.compile(sampler=keras_hub.samplers.BeamSampler(return_all_beams=True))
+    with pytest.raises(ValueError, match="Received: return_all_beams=True"):
+        lm.generate(x)
 
 
 @small_models.FURTHER

@@ -67,7 +67,7 @@ def test_beams_go_on_from_the_prompt_of_their_row():
     np.testing.assert_array_equal(tokens[1:], alone["token_ids"])
     lm.compile(sampler=keras_hub.samplers.BeamSampler(return_all_beams=True))
     with pytest.raises(ValueError, match="Received: return_all_beams=True"):
-        lm.generate(x)
+        lm.generate(x, stop_token_ids=None)
 
 
 @small_models.FURTHER

@@ -197,7 +197,7 @@ def continue_rows(
         if sampler.return_all_beams:
             raise ValueError(
                 "`sampler` must return one text for each prompt. Received: "
-                "return_all_beams=True. Leave it out, for the best beam"
+                "return_all_beams=True. Leave it out to get the best beam"
             )
         given = ops.repeat(is_given, sampler.num_beams, axis=0)
         next_logits = _certain_of_given(next_logits, given)
@@ -349,9 +349,9 @@ def longest_input(hyperparameters):
 
 
 def _certain_of_given(next_logits, is_given):
-    """Returns `next_logits` that are certain of the tokens `is_given` tells of.
+    """Returns `next_logits` that give all probability to the given tokens.
 
-    keras_hub's beams would count what they had chosen in place of given tokens.
+    Otherwise keras_hub would score beams by tokens that given ones then replace.
     """
 
     def certain(tokens, state, index):

@@ -145,9 +145,7 @@ class ProgressLog:
         kept = [
             line
             for line, entry in entries
-            if entry["step"] < step
-            or entry["step"] == step
-            and ("learning_rate" in entry or not evaluates_again)
+            if entry["step"] < step + ("learning_rate" in entry or not evaluates_again)
         ]
         atomic.write_whole(self._path, "".join(kept))
 

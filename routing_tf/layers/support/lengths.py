@@ -41,7 +41,7 @@ def larger(first, second):
 
 def num_parts(length, size):
     """Returns how many parts of a size a length has; the last one may be shorter."""
-    # Files of ONNX round a negative quotient up, as in `-(-length // size)`.
+    # Not `-(-length // size)`: division of integers in ONNX files rounds toward zero.
     return (length + size - 1) // size
 
 

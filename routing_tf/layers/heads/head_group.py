@@ -2,12 +2,14 @@
 
 import dataclasses
 
+import keras
 from keras import ops
 
 from routing_tf.layers.heads.refusals import refuse_comparison
 from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.heads.stepwise import Stepwise
 from routing_tf.layers.softmax import root_mean_square
+from routing_tf.layers.softmax.rotary_position import consecutive
 from routing_tf.layers.softmax.rotary_position import rotate
 from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.support import key_heads
@@ -18,6 +20,7 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import of_length
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
@@ -68,6 +71,11 @@ class HeadGroup(Stepwise, ConfiguredLayer):
             Defaults to False.
         rotary_wavelength: base of the wavelengths of rotary positions. Defaults to
             10000.
+        rotary: a Keras layer that turns queries and keys instead, such as that of a
+            trained model; it sets `rotary_positions`. It is called with
+            `<float>[batch, heads, length, key_dim]` and the positions of the tokens,
+            `<int32>`, broadcastable to `[batch, heads, length]`. None (the default) for
+            the rotary positions of this package.
         attention_implementation: how the attention inside a window or a cluster is
             computed: `"plain"` (the default), `"auto"`, `"cudnn"`, `"splash"` or
             `"xla"`, see `ScaledDotProduct`.
@@ -144,6 +152,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         attention_implementation="plain",
         logit_soft_cap=None,
         qk_norm=False,
+        rotary=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
@@ -178,7 +187,8 @@ class HeadGroup(Stepwise, ConfiguredLayer):
                 f"entmax_alpha={entmax_alpha!r}"
             )
         check_flag("rotary_positions", rotary_positions)
-        self.rotary_positions = rotary_positions
+        self.rotary = check_rotary(rotary)
+        self.rotary_positions = rotary_positions or self.rotary is not None
         self.rotary_wavelength = check_positive_number(
             "rotary_wavelength", rotary_wavelength
         )
@@ -200,7 +210,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
 
     def build(self, query_shape, key_shape, value_shape):
         self.set_sizes(query_shape[-1], value_shape[-1])
-        if self.rotary_positions and query_shape[-1] % 2:
+        if self.rotary_positions and self.rotary is None and query_shape[-1] % 2:
             raise ValueError(
                 "`key_dim` must be even with `rotary_positions=True`, because pairs of "
                 f"entries are turned. Received: key_dim={query_shape[-1]}"
@@ -353,7 +363,22 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         # matters where in its document a token stands.
         segments = inputs.segments
         places = None if segments is None else segments.query_places
-        return rotate(x, inputs.first_position, self.rotary_wavelength, places)
+        return self.turned(x, inputs.first_position, places)
+
+    def turned(self, x, first_position=0, positions=None):
+        """Returns vectors turned by positions, see `rotate`.
+
+        Args:
+            x: `<float>[batch, heads, length, key_dim]`.
+            first_position: position of the first token, if `positions` is None.
+            positions: `<int32>`, broadcastable to `[batch, heads, length]`; None (the
+                default) for consecutive ones.
+        """
+        if self.rotary is None:
+            return rotate(x, first_position, self.rotary_wavelength, positions)
+        if positions is None:
+            positions = consecutive(x, first_position)[None, None]
+        return ops.cast(self.rotary(x, positions), x.dtype)
 
     def _of_length(self, query, value):
         """Returns `value`; refuses one of another length than `query`."""
@@ -431,3 +456,15 @@ class HeadGroup(Stepwise, ConfiguredLayer):
 
     def compute_output_shape(self, query_shape, key_shape, value_shape):
         return (*query_shape[:-1], value_shape[-1])
+
+
+def check_rotary(rotary):
+    """Returns the layer `rotary`, or that of its config; None for None."""
+    layer = deserialize(rotary)
+    if layer is None or isinstance(layer, keras.layers.Layer):
+        return layer
+    raise ValueError(
+        "`rotary` must be a Keras layer that is called with vectors and their "
+        f"positions, or None. Received: rotary={rotary!r}. "
+        "`rotary_positions=True` needs no layer"
+    )

@@ -36,10 +36,7 @@ def rotate(x, first_position, wavelength, positions=None):
     exponents = np.arange(0, size, 2, dtype="float32") / np.float32(size)
     frequencies = np.float32(wavelength) ** -exponents
     if positions is None:
-        # Computed in the graph: as constants of long sequences they would be as large
-        # as a model.
-        positions = ops.arange(length_of(x, 2), dtype="int32")
-        positions = positions + ops.cast(first_position, "int32")
+        positions = consecutive(x, first_position)
     positions = ops.cast(positions, "float32")[..., None]
     angles = ops.multiply(positions, frequencies)
     dtype = keras.backend.standardize_dtype(x.dtype)
@@ -48,3 +45,11 @@ def rotate(x, first_position, wavelength, positions=None):
     first, second = ops.split(ops.cast(x, exact), 2, axis=-1)
     halves = [first * cos - second * sin, second * cos + first * sin]
     return ops.cast(ops.concatenate(halves, axis=-1), dtype)
+
+
+def consecutive(x, first_position):
+    """Returns the positions of `[batch, heads, length, dim]`, `<int32>[length]`."""
+    # Computed in the graph: as constants of long sequences they would be as large as a
+    # model.
+    positions = ops.arange(length_of(x, 2), dtype="int32")
+    return positions + ops.cast(first_position, "int32")

@@ -55,6 +55,37 @@ def test_half_precision_is_turned_in_full():
     np.testing.assert_array_equal(golden_cases.to_numpy(found), expected)
 
 
+@keras.saving.register_keras_serializable("tests")
+class Turn(keras.layers.Layer):
+    """The rotary positions of another model."""
+
+    def call(self, x, positions):
+        return rotate(x, 0, 50, positions)
+
+
+@pytest.mark.parametrize("kind", ["full", "token_choice"])
+def test_a_layer_turns_instead(kind):
+    make = {"full": layers.FullHeads, "token_choice": layers.RoutedHeads}[kind]
+    make = functools.partial(make, HEADS, *(() if kind == "full" else (2, 4)))
+    x, ids = helpers.normal(BATCH, LENGTH, 8), np.repeat([[1] * 6 + [2] * 9], BATCH, 0)
+    expected = layers.MixedAttention([make(**ROTARY)], DIM)
+    found = layers.MixedAttention([make(rotary=Turn())], DIM)
+    found = layers.MixedAttention.from_config(found.get_config())
+    for layer in (expected, found):
+        layer.build(x.shape)
+    found.set_weights(expected.get_weights())
+    for options in ({}, {"segment_ids": ids}):
+        calls = (
+            layer(x, use_causal_mask=True, **options) for layer in (expected, found)
+        )
+        np.testing.assert_array_equal(*(golden_cases.to_numpy(y) for y in calls))
+
+
+def test_only_a_layer_turns():
+    with pytest.raises(ValueError, match="`rotary` must.*rotary='yes'"):
+        layers.FullHeads(HEADS, rotary="yes")
+
+
 @pytest.mark.parametrize("kind", ["full", "token_choice"])
 def test_refused(kind):
     make = {"full": layers.FullHeads, "token_choice": layers.RoutedHeads}[kind]

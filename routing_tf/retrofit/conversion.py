@@ -106,6 +106,7 @@ def sparsify(
     slots = surgery.slots_of(model)
     stays = _staying(slots, keep_full)
     heads = heads or _multipole_heads(
+        slots,
         num_recent=num_recent,
         num_sinks=num_sinks,
         attention_window=attention_window,
@@ -116,6 +117,11 @@ def sparsify(
     for slot in slots:
         if slot.index not in stays and not _gets_heads(slot, heads, frozen, centroids):
             stays[slot.index] = "`heads` is None"
+    if len(stays) == len(slots):
+        raise ValueError(
+            "`keep_full` and `heads` must leave a layer to change. Received: "
+            f"{len(slots)} layers, which all stay: {stays}"
+        )
     found = _calibrated(model, slots, stays, calibration, keep_full)
     if keep_full == "auto":
         stays |= _worst(found, slots)
@@ -170,23 +176,15 @@ def _staying(slots, keep_full):
     return stays
 
 
-def _multipole_heads(**arguments):
-    """Returns a function from a slot to `MultipoleHeads`."""
-
-    def heads(slot):
-        return layers.MultipoleHeads(slot.adapter.num_heads, **arguments)
-
-    return heads
+def _multipole_heads(slots, **arguments):
+    """Returns a function from the index of a layer to `MultipoleHeads`."""
+    num_heads = {slot.index: slot.adapter.num_heads for slot in slots}
+    return lambda index: layers.MultipoleHeads(num_heads[index], **arguments)
 
 
 def _gets_heads(slot, heads, frozen, centroids):
     """Makes the group of a slot; returns False if it is to stay as it is."""
-    if isinstance(heads, layers.HeadGroup):
-        own = heads
-    elif getattr(heads, "__qualname__", "").startswith("_multipole_heads"):
-        own = heads(slot)
-    else:
-        own = heads(slot.index)
+    own = heads if isinstance(heads, layers.HeadGroup) else heads(slot.index)
     if own is None:
         return False
     if not isinstance(own, layers.HeadGroup):

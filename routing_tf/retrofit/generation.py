@@ -96,7 +96,7 @@ class Decoder:
 
         def with_cache_of_keras_hub(x, **options):
             options.pop("cache_update_mask", None)
-            name = "cache" if "cache" in options else "self_attention_cache"
+            name = next(name for name in options if name.endswith("cache"))
             output, caches[place], *_ = block(x, **{**options, name: caches[place]})
             return output, Placeholder()[0]
 

@@ -50,7 +50,6 @@ FAMILIES = {
     "Qwen3Moe": {
         **GROUPED,
         **EXPERTS,
-        "num_experts_per_token": 1,
         "head_dim": 6,
         "moe_intermediate_dim": 8,
     },
@@ -70,6 +69,7 @@ FAMILIES = {
         "num_layers": 6,
         "image_size": 16,
         "vision_encoder": None,
+        "use_sliding_window_attention": True,
         "sliding_window_size": 4,
         "use_query_key_norm": True,
     },
@@ -86,8 +86,6 @@ def backbone(family, **options):
     name = CLASSES.get(family, family)
     made = getattr(keras_hub.models, f"{name}Backbone")
     arguments = {**FAMILIES[family], **options}
-    if name == "Qwen3Moe":
-        arguments.pop("top_k")
     made = made(**arguments)
     random = np.random.default_rng(1)
     for weight in made.weights:
@@ -100,7 +98,7 @@ def causal_lm(family, **options):
     """Returns a `CausalLM`."""
     name = CLASSES.get(family, family)
     cls = getattr(keras_hub.models, f"{name}CausalLM")
-    return cls(backbone(family, **options))
+    return cls(backbone=backbone(family, **options), preprocessor=None)
 
 
 def outputs(model, inputs=None):

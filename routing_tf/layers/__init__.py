@@ -36,6 +36,7 @@ from routing_tf.layers.heads.full import FullHeads as FullHeads
 from routing_tf.layers.heads.hashed import HashedHeads as HashedHeads
 from routing_tf.layers.heads.head_group import HeadGroup as HeadGroup
 from routing_tf.layers.heads.local import LocalHeads as LocalHeads
+from routing_tf.layers.heads.multipole import MultipoleHeads as MultipoleHeads
 from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
 from routing_tf.layers.heads.sliding import SlidingHeads as SlidingHeads

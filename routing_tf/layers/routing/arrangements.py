@@ -80,15 +80,82 @@ class OfTokens:
         return ops.swapaxes(windows, -1, -2)
 
 
-class OfQueries:
+class ClusterReads:
+    """Ranges of members of clusters, and the queries that read them.
+
+    In the order of clusters, a query sees one range of keys of a cluster. Queries whose
+    ranges end in the same chunk of keys are grouped, so that they read the same chunks.
+    The work is `(2 Q + K * C) * (W + C)` pairs.
+
+    Args:
+        clusters: `<int32>[B, H, L]`, those of keys.
+        num_clusters: number of clusters, including that of padding.
+        read: `<int32>[B, H, Q]`, the cluster that each query reads.
+        ends: `<int32>[B, H, Q]`, the rank in its cluster after the last key that a
+            query sees.
+        asks: `<bool>[B, H, Q]`, False for queries that read nothing; None for none.
+        window: how many members a query sees at most.
+
+    Attributes:
+        order: `ClusterOrder` of the queries.
+    """
+
+    def __init__(self, clusters, num_clusters, read, ends, asks, window):
+        size = chunk_size_for(window)
+        self._keys = ClusterOrder(clusters, num_clusters, size)
+        last = ops.maximum(ends - 1, 0) // size
+        last = entries_at(self._keys.first_chunk, read) + last
+        num_chunks = self._keys.num_chunks
+        last = ops.minimum(last, num_chunks - 1)
+        if asks is not None:
+            last = ops.where(asks, last, num_chunks)
+            num_chunks += 1
+        self.order = ClusterOrder(last, num_chunks, size)
+        last = ops.minimum(self.order.cluster_of_chunk, self._keys.num_chunks - 1)
+        num_back = -(-(window - 1) // size)
+        self._back = num_back - numbers(num_back + 1)
+        # The last of them holds the ends of the ranges.
+        self._chunks = last[..., None] - self._back
+
+    def read(self, x):
+        """From entries of keys, `[B, H, L, D]`, to what chunks read."""
+        return self._of_chunks(self._keys.arrange(x))
+
+    def ranks(self):
+        """Ranks of keys in the cluster of the last one, `<int32>[B, H, N, 1, S]`.
+
+        They are negative for chunks of earlier clusters.
+        """
+        size = self._keys.chunk_size
+        last = ops.maximum(self._chunks[..., -1], 0)
+        chunk = entries_at(self._keys.rank_of_chunk, last)[..., None] - self._back
+        ranks = chunk[..., None] * size + numbers(size)
+        batch, heads, num_chunks, rows, _ = ops.shape(ranks)
+        return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
+
+    def of_queries(self, x):
+        """From `[B, H, Q]` to `[B, H, N, C]`."""
+        return self.order.arrange(x[..., None])[..., 0]
+
+    def _of_chunks(self, chunks):
+        """Returns what chunks of queries read; anything where no key is visible.
+
+        From `[B, H, chunks of keys, C, D]` to `[B, H, N, S, D]`.
+        """
+        batch, heads, num_chunks, slots, dim = ops.shape(chunks)
+        rows = ops.reshape(chunks, (batch, heads, num_chunks, slots * dim))
+        rows = gathering.gather(rows, ops.maximum(self._chunks, 0))
+        num_rows = self._chunks.shape[-1]
+        shape = (batch, heads, length_of(self._chunks, 2), num_rows * slots, dim)
+        return ops.reshape(rows, shape)
+
+
+class OfQueries(ClusterReads):
     """Queries that choose the clusters that they read.
 
-    In the order of clusters, a query still sees one range of keys of a cluster. Queries
-    whose ranges end in the same chunk of keys are grouped, so that they read the same
-    chunks. A query that reads several clusters occurs once for each of them. Relative
-    positions are the rank of a member minus the number of members before the token, so
-    only the token itself has the position 0. The work is `(2 Q + K * C) * (W + C)`
-    pairs, linear in the length.
+    A query that reads several clusters occurs once for each of them. Relative positions
+    are the rank of a member minus the number of members before the token, so only the
+    token itself has the position 0.
 
     Args and attributes: as of `OfTokens`.
     """
@@ -97,10 +164,10 @@ class OfQueries:
         inputs, length = tokens.inputs, tokens.length
         self._window, self._length = window, length
         self._num_reads = rule.num_reads
-        self._lay_out(rule, tokens, chunk_size_for(window))
-        key = self._keys.arrange(ops.cast(tokens.key, rule.compute_dtype))
+        self._lay_out(rule, tokens)
         query = self._for_each_read(ops.cast(tokens.query, rule.compute_dtype))
-        self.query, self.key = self.order.arrange(query), self._of_chunks(key)
+        self.query = self.order.arrange(query)
+        self.key = self.read(ops.cast(tokens.key, rule.compute_dtype))
         self.mask = combine_masks(
             self._visible(),
             self._entries(inputs.value_mask),
@@ -113,10 +180,10 @@ class OfQueries:
             ),
         )
         self.bias = self._entries(inputs.token_bias)
-        distances = self._ranks() - self._of_queries(self._num_earlier)[..., None]
+        distances = self.ranks() - self.of_queries(self._num_earlier)[..., None]
         self.distances = {"distances": distances}
 
-    def _lay_out(self, rule, tokens, size):
+    def _lay_out(self, rule, tokens):
         """Finds the chunks of keys, and those that each chunk of queries reads."""
         inputs = tokens.inputs
         clusters, count = tokens.of_keys.apart_from_padding(inputs.key_mask)
@@ -124,26 +191,11 @@ class OfQueries:
         # The reads of all queries, one after the other.
         read = ops.concatenate(ops.unstack(read, axis=-1), axis=-1)
         self.clusters, self.num_clusters, self.asked = clusters, count, read
-        self._keys = ClusterOrder(clusters, count, size)
         self._num_earlier, own = rule.num_keys(clusters, read, count)
         self.ends = self._num_earlier if rule.key_shift else self._num_earlier + own
-        last = ops.maximum(self.ends - 1, 0) // size
-        last = entries_at(self._keys.first_chunk, read) + last
-        num_chunks = self._keys.num_chunks
-        last = ops.minimum(last, num_chunks - 1)
-        if inputs.query_mask is not None:
-            last = ops.where(self._for_each_read(inputs.query_mask), last, num_chunks)
-            num_chunks += 1
-        self.order = ClusterOrder(last, num_chunks, size)
-        last = ops.minimum(self.order.cluster_of_chunk, self._keys.num_chunks - 1)
-        num_back = -(-(self._window - 1) // size)
-        self._back = num_back - numbers(num_back + 1)
-        # The last of them holds the ends of the ranges.
-        self._chunks = last[..., None] - self._back
-
-    def read(self, x):
-        """From entries of keys, `[B, H, L, D]`, to what chunks read."""
-        return self._of_chunks(self._keys.arrange(x))
+        asks = inputs.query_mask
+        asks = None if asks is None else self._for_each_read(asks)
+        super().__init__(clusters, count, read, self.ends, asks, self._window)
 
     def joined(self, output, logsumexp):
         """Joins the results of the reads of each token into one softmax.
@@ -160,18 +212,6 @@ class OfQueries:
         """From tokens, `[B, H, L, ...]`, to queries, `[B, H, Q, ...]`."""
         return ops.concatenate([x] * self._num_reads, axis=2)
 
-    def _of_chunks(self, chunks):
-        """Returns what chunks of queries read; anything where no key is visible.
-
-        From `[B, H, chunks of keys, C, D]` to `[B, H, N, S, D]`.
-        """
-        batch, heads, num_chunks, slots, dim = ops.shape(chunks)
-        rows = ops.reshape(chunks, (batch, heads, num_chunks, slots * dim))
-        rows = gathering.gather(rows, ops.maximum(self._chunks, 0))
-        num_rows = self._chunks.shape[-1]
-        shape = (batch, heads, length_of(self._chunks, 2), num_rows * slots, dim)
-        return ops.reshape(rows, shape)
-
     def _entries(self, x):
         """Returns a mask or bias of positions, `[B, H, N, 1, S]`; or None."""
         if x is None:
@@ -181,22 +221,6 @@ class OfQueries:
 
     def _visible(self):
         """Tells which keys each query sees, `<bool>[B, H, N, C, S]`."""
-        ranks, ends = self._ranks(), self._of_queries(self.ends)[..., None]
+        ranks, ends = self.ranks(), self.of_queries(self.ends)[..., None]
         near = ops.logical_and(ranks < ends, ranks >= ends - self._window)
         return ops.logical_and(near, ranks >= 0)
-
-    def _ranks(self):
-        """Ranks of keys in the cluster of the last one, `<int32>[B, H, N, 1, S]`.
-
-        They are negative for chunks of earlier clusters.
-        """
-        size = self._keys.chunk_size
-        last = ops.maximum(self._chunks[..., -1], 0)
-        chunk = entries_at(self._keys.rank_of_chunk, last)[..., None] - self._back
-        ranks = chunk[..., None] * size + numbers(size)
-        batch, heads, num_chunks, rows, _ = ops.shape(ranks)
-        return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
-
-    def _of_queries(self, x):
-        """From `[B, H, Q]` to `[B, H, N, C]`."""
-        return self.order.arrange(x[..., None])[..., 0]

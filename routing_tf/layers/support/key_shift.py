@@ -53,10 +53,10 @@ def offer_previous_keys(inputs):
         has_previous = inputs.segments.value_places > 0
     previous_is_real = None
     if inputs.key_mask is not None:
-        previous_is_real = _one_later(inputs.key_mask)
+        previous_is_real = one_later(inputs.key_mask)
     return dataclasses.replace(
         inputs,
-        key=_one_later(inputs.key),
+        key=one_later(inputs.key),
         value_mask=combine_masks(has_previous, previous_is_real, inputs.value_mask),
     )
 
@@ -82,7 +82,7 @@ def read_next_values(inputs):
     )
 
 
-def _one_later(x):
+def one_later(x):
     """Moves axis 2 of `[batch, heads, length, ...]`; the first entry stays too."""
     parts = cut_axis(x, 0, 1, axis=2), cut_axis(x, 0, length_of(x, 2) - 1, axis=2)
     return ops.concatenate(parts, axis=2)

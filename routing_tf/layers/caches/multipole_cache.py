@@ -1,0 +1,305 @@
+"""The cache of multipole heads, whose size does not depend on the length.
+
+It has the first pairs of a document, the most recent ones, and of each cluster the last
+pairs that stopped being recent, and the sums over all of these. Padding at the end of a
+row is not remembered.
+
+Letters: B batch, G key heads, T tokens of a call, S first pairs, R recent pairs, X
+recent pairs and those of a call, K clusters, W pairs of a cluster, E size of a row.
+"""
+
+import dataclasses
+
+from keras import ops
+
+from routing_tf.layers.caches import pending_keys
+from routing_tf.layers.caches import rows
+from routing_tf.layers.routing import rings
+from routing_tf.layers.routing.cluster_reads import Members
+from routing_tf.layers.routing.pairs import Pairs
+from routing_tf.layers.support import backends
+from routing_tf.layers.support import gathering
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.products import product
+
+
+def make(group, batch_size, max_length):
+    """Returns an empty cache of `MultipoleHeads` for a number of sequences."""
+    heads, dtype, dim = group.num_key_heads, group.compute_dtype, group.key_dim
+    num_keys = 1 if group.far_distance is None else 2
+    shape = (batch_size, heads)
+    size = rows.row_size(group)
+    num_recent = min(max(group.num_recent + group.flushed_block - 1, 1), max_length)
+    window = group.window_of_clusters(max_length)
+    cache = {
+        "start": ops.full((batch_size,), -1, dtype="int32"),
+        "end": ops.zeros((batch_size,), "int32"),
+        "recent": ops.zeros((*shape, num_recent, size + (num_keys - 1) * dim), dtype),
+        "recent_clusters": ops.zeros((*shape, num_recent), "int32"),
+        "rows": ops.zeros((*shape, group.num_clusters, window, size), dtype),
+        "counts": ops.zeros((*shape, group.num_clusters), "int32"),
+        "sums": ops.zeros((*shape, group.num_clusters, size), "float32"),
+    }
+    if group.num_sinks:
+        number = group.num_sinks
+        cache["first"] = ops.zeros((*shape, number, size + (num_keys - 1) * dim), dtype)
+    if group.key_shift:
+        names = ("key", "far_key")[:num_keys]
+        keys = {name: ops.zeros((*shape, 1, dim), dtype) for name in names}
+        clusters = ops.zeros((*shape, 1, 1), "int32")
+        cache["pending"] = pending_keys.none(batch_size, **keys, clusters=clusters)
+    return cache
+
+
+def restarted(cache):
+    """Returns a cache as it was before the first token."""
+    empty = {
+        name: ops.zeros_like(cache[name])
+        for name in ("end", "recent", "counts", "sums", "first")
+        if name in cache
+    }
+    start = ops.full_like(cache["start"], -1)
+    return {**pending_keys.forgotten(cache), **empty, "start": start}
+
+
+def rows_of(group, pairs, offered):
+    """Returns the rows of `Pairs`, `[B, G, T, E]`; `offered` is False for no pair."""
+    key = pairs.key
+    if group.far_distance is not None:
+        key = ops.concatenate([key, pairs.far_key], axis=-1)
+    dtype = group.compute_dtype
+    key, value = ops.cast(key, dtype), ops.cast(pairs.value, dtype)
+    return rows.make_rows(key, value, offered, pairs.bias)
+
+
+def split(group, x):
+    """Undoes `rows_of`: keys, keys seen from far, values, biases, what is a pair."""
+    far, value = group.key_dim * (1 if group.far_distance is None else 2), -2
+    return (
+        x[..., : group.key_dim],
+        x[..., far - group.key_dim : far],
+        x[..., far:value],
+        ops.cast(x[..., -2], "float32"),
+        x[..., -1] > 0,
+    )
+
+
+def absorbed(group, cache, index, pairs, offered, real):
+    """Returns the cache after the tokens of a call.
+
+    Args:
+        group: the `MultipoleHeads`.
+        cache: as returned by `make` or this function.
+        index: position of the first token.
+        pairs: `Pairs` of the tokens, `[B, G, T, ...]`.
+        offered: `<bool>`, broadcastable to `[B, G, T]`, which of them are pairs.
+        real: `<bool>[B, 1, T]`, False for padding.
+    """
+    new = rows_of(group, pairs, offered)
+    number = length_of(new, 2)
+    start, end = _ends(cache, index, real)
+    x = ops.concatenate([cache["recent"], new], axis=2)
+    clusters = ops.concatenate([cache["recent_clusters"], pairs.clusters], axis=2)
+    positions = _positions(cache, index, number)
+    places = (positions - start[:, None])[:, None]
+    first = ops.maximum(_border(group, cache["start"], cache["end"]), group.num_sinks)
+    flushed = ops.logical_and(
+        places >= first[:, None, None],
+        places < _border(group, start, end)[:, None, None],
+    )
+    flushed = ops.logical_and(flushed, x[..., -1] > 0)
+    parts = {name: cache[name] for name in ("rows", "counts", "sums")}
+    if number == 1:
+        # Most tokens flush nothing.
+        parts = ops.cond(
+            ops.any(flushed),
+            lambda: _flush(group, parts, x, clusters, flushed),
+            lambda: parts,
+        )
+    else:
+        parts = _flush(group, parts, x, clusters, flushed)
+    recent = _recent(cache, index, x, clusters, end)
+    if group.num_sinks:
+        recent["first"] = _first(cache, index, new, start)
+    return {**cache, **parts, **recent, "start": start, "end": end}
+
+
+def _ends(cache, index, real):
+    """Returns the first real position and that after the last, `<int32>[B]` each."""
+    has_real = ops.any(real[:, 0], axis=-1)
+    first = index + ops.cast(ops.argmax(ops.cast(real[:, 0], "int32"), -1), "int32")
+    start = ops.where(cache["start"] >= 0, cache["start"], first)
+    start = ops.where(has_real, start, cache["start"])
+    last = index + rows.last_token(real[:, 0]) + 1
+    return start, ops.where(has_real, last, cache["end"])
+
+
+def _border(group, start, end):
+    """Returns the first place that is not flushed behind `end`, `<int32>[B]`."""
+    return ops.where(start >= 0, group.borders(end - 1 - start), 0)
+
+
+def _positions(cache, index, number):
+    """Returns the positions of the recent tokens and those of a call, `[B, X]`."""
+    num_recent = cache["recent"].shape[2]
+    recent = cache["end"][:, None] - num_recent + numbers(num_recent)
+    new = ops.broadcast_to(index + numbers(number), (ops.shape(recent)[0], number))
+    return ops.concatenate([recent, new], axis=1)
+
+
+def _flush(group, parts, x, clusters, flushed):
+    """Adds pairs to their clusters."""
+    _, far_key, value, bias, _ = split(group, x)
+    bias = bias[..., None]
+    ones = ops.ones_like(bias)
+    sums = ops.concatenate(
+        [ops.cast(far_key, "float32"), ops.cast(value, "float32"), ones, bias], axis=-1
+    )
+    joins = ops.where(flushed, clusters, group.num_clusters)
+    joins = backends.one_hot(joins, group.num_clusters, dtype="float32")
+    sums = parts["sums"] + product(joins, sums, transpose_x=True)
+    new = ops.concatenate([far_key, x[..., -2 - group.value_dim :]], axis=-1)
+    return {
+        **rings.joined(
+            {name: parts[name] for name in ("rows", "counts")},
+            clusters[..., None],
+            flushed[..., None],
+            rows=new,
+        ),
+        "sums": sums,
+    }
+
+
+def _recent(cache, index, x, clusters, end):
+    """Returns the last pairs up to `end`, in order."""
+    num_recent, before = cache["recent"].shape[2], cache["end"][:, None]
+    positions = end[:, None] - num_recent + numbers(num_recent)
+    is_new = positions >= index
+    place = ops.where(
+        is_new, positions - index + num_recent, positions - before + num_recent
+    )
+    is_there = ops.logical_or(is_new, positions < before)
+    place = ops.clip(place, 0, length_of(x, 2) - 1)[:, None]
+    place = ops.broadcast_to(place, ops.shape(cache["recent_clusters"]))
+    found = gathering.gather(x, place)
+    return {
+        "recent": ops.where(is_there[:, None, :, None], found, ops.zeros_like(found)),
+        "recent_clusters": gathering.entries_at(clusters, place),
+    }
+
+
+def _first(cache, index, new, start):
+    """Returns the first pairs of documents, `[B, G, S, E]`."""
+    old, number = cache["first"], length_of(new, 2)
+    place = start[:, None] + numbers(old.shape[2]) - index
+    is_new = ops.logical_and(place >= 0, place < number)
+    is_new = ops.logical_and(is_new, start[:, None] >= 0)
+    place = ops.clip(place, 0, number - 1)[:, None]
+    place = ops.broadcast_to(place, ops.shape(old)[:3])
+    return ops.where(is_new[:, None, :, None], gathering.gather(new, place), old)
+
+
+class Front:
+    """What a cache holds, as a pass over the tokens of a call needs it.
+
+    Args:
+        group: the `MultipoleHeads`.
+        cache: before the call.
+        after: the cache after the call.
+
+    Attributes:
+        sums: `<float32>[B, G, K, E]`, over all pairs that the cache has flushed.
+        starts: `<int32>[B, 1, 1]`, positions at which documents start.
+        length: number of places that the pairs before those of a call take.
+    """
+
+    def __init__(self, group, cache, after):
+        self._group, self._cache, self._after = group, cache, after
+        self.sums = cache["sums"]
+        self.starts = after["start"][:, None, None]
+        self.length = cache["recent"].shape[2] + group.num_sinks
+
+    def before(self, pairs, size):
+        """Returns `Pairs` of the cache, in `size` places, and after them those given.
+
+        First pairs come first, recent ones last.
+        """
+        group, cache = self._group, self._cache
+        found = [self._of_rows(cache["recent"], cache["recent_clusters"])]
+        num_recent = cache["recent"].shape[2]
+        positions = cache["end"][:, None] - num_recent + numbers(num_recent)
+        places = (positions - cache["start"][:, None])[:, None]
+        # What is flushed is in the sums.
+        is_there = places >= _border(group, cache["start"], cache["end"])[:, None, None]
+        is_there = ops.logical_and(is_there, cache["recent"][..., -1] > 0)
+        places = [ops.where(is_there, places, -1)]
+        if group.num_sinks:
+            first = self._after["first"]
+            clusters = ops.zeros_like(first[..., 0], "int32")
+            found.insert(0, self._of_rows(first, clusters))
+            wanted = numbers(group.num_sinks)
+            places.insert(0, ops.where(first[..., -1] > 0, wanted, -1))
+        missing = size - self.length
+
+        def joined(name, none=0):
+            parts = [getattr(x, name) for x in (*found, pairs)]
+            if name == "places":
+                shape = ops.shape(pairs.clusters)
+                parts = [*places, ops.broadcast_to(pairs.places, shape)]
+            if name == "bias":
+                parts = [*parts[:-1], self._bias(pairs)]
+            parts = [ops.cast(x, parts[-1].dtype) for x in parts]
+            if missing:
+                shape = list(ops.shape(parts[0]))
+                shape[2] = missing
+                parts.insert(len(parts) - 2, ops.full(shape, none, parts[-1].dtype))
+            return ops.concatenate(parts, axis=2)
+
+        names = ("key", "far_key", "value", "clusters", "bias")
+        return Pairs(
+            **{name: joined(name) for name in names}, places=joined("places", -1)
+        )
+
+    def _bias(self, pairs):
+        shape = ops.shape(pairs.clusters)
+        if pairs.bias is None:
+            return ops.zeros(shape, "float32")
+        return ops.broadcast_to(pairs.bias, shape)
+
+    def _of_rows(self, x, clusters):
+        key, far_key, value, bias, _ = split(self._group, x)
+        return Pairs(key, far_key, value, clusters, None, bias)
+
+    def with_members(self, members, choice):
+        """Returns `Members` that start with those of the cache, and ends among them."""
+        group, counts = self._group, self._cache["counts"]
+        window = self._cache["rows"].shape[3]
+        order = (counts[..., None] + numbers(window)) % max(window, 1)
+        batch, heads, number, _ = ops.shape(order)
+        place = numbers(number)[:, None] * window + order
+        flat = (batch, heads, number * window)
+        is_there = counts[..., None] - window + numbers(window) >= 0
+        clusters = ops.where(is_there, numbers(number)[:, None], number)
+        x = ops.reshape(self._cache["rows"], (*flat, self._cache["rows"].shape[-1]))
+        x = gathering.gather(x, ops.reshape(place, flat))
+        key, value, bias, _ = rows.split_rows(group, x)
+        key, value, bias = (ops.cast(x, "float32") for x in (key, value, bias))
+        old = Members(ops.reshape(clusters, flat), key, value, bias)
+        found = [
+            ops.concatenate([getattr(x, field.name) for x in (old, members)], axis=2)
+            for field in dataclasses.fields(Members)
+        ]
+        gone = counts - ops.minimum(counts, window)
+        ends = choice.counts - choice.of_chosen(gone[:, :, None, None])
+        return Members(*found), ends
+
+
+def max_positions(group, cache):
+    """Returns how many positions a cache has room for; None for any number."""
+    num_recent, window = cache["recent"].shape[2], cache["rows"].shape[3]
+    wanted = max(group.num_recent + group.flushed_block - 1, 1)
+    if num_recent < wanted:
+        return num_recent
+    wanted = group.attention_window // group.clusters_per_query
+    return window if group.keeps_all or window < wanted else None

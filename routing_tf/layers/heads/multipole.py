@@ -1,0 +1,371 @@
+"""Multipole heads: near pairs and the best clusters exactly, all others by means."""
+
+import dataclasses
+
+import keras
+from keras import ops
+
+from routing_tf.layers.caches import multipole_cache
+from routing_tf.layers.caches import pending_keys
+from routing_tf.layers.heads.clustered import ClusteredHeads
+from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.routing.clustering import Clustering
+from routing_tf.layers.routing.multipole import MultipolePass
+from routing_tf.layers.routing.multipole import attend_next
+from routing_tf.layers.routing.online_kmeans import normalize
+from routing_tf.layers.routing.pairs import Pairs
+from routing_tf.layers.routing.pairs import Queries
+from routing_tf.layers.routing.pairs import document_places
+from routing_tf.layers.routing.routed_tokens import real_tokens
+from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.masks import without_padding
+from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_flag
+from routing_tf.layers.support.validation import check_non_negative_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_positive_integer
+
+NORMALIZATIONS = (None, "layer")
+# Pairs are flushed in blocks of this many, unless fewer are near.
+BLOCK_LENGTH = 64
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class MultipoleHeads(ClusteredHeads):
+    """Heads that see everything: near pairs and the best clusters exactly.
+
+    One softmax weighs the first and the most recent pairs of keys and values, the last
+    members of the clusters that are best for the query, and of each cluster the mean of
+    all its pairs that are not read. The cost is linear in the length, a cache has a
+    constant size, and a query feels also clusters that it does not read, through their
+    means. With `normalization=None` the logits are those of full attention, so the
+    weights of a model that was trained with it can be used:
+
+    - Near are the first `num_sinks` pairs of a document, and the most recent ones:
+      at least `num_recent`, and up to `num_recent + block_length - 1`, because pairs
+      stop being near in blocks.
+    - A pair that is no longer near is in the cluster of its key. The mass of a cluster
+      is the number of its pairs times the exponential of their mean logit. A query
+      reads the last `attention_window // clusters_per_query` pairs of each of the
+      `clusters_per_query` clusters of the greatest mass.
+    - All other pairs of a cluster are one more entry of the softmax: their mean value,
+      with the weight of their mean logit for each.
+
+    The output equals that of `FullHeads` while all pairs are near, and with
+    `clusters_per_query=num_clusters` and `attention_window` at least `num_clusters`
+    times the length. It is strictly causal in self-attention under a causal mask.
+    Without the mask, near are `num_recent // 2` pairs on each side; in attention to
+    another sequence only the first pairs.
+
+    State: that of `OnlineKMeans`, which moves when `training=True`. Padding is in no
+    cluster. A document starts at its first real token.
+
+    Args:
+        num_heads: number of heads in the group.
+        num_clusters: number of centroids of each head of keys.
+        attention_window: number of pairs that a query reads of the clusters that it
+            chooses, in tokens, divided among them.
+        clusters_per_query: number of clusters that a query reads, at most
+            `num_clusters` and `attention_window`. Defaults to 4.
+        num_recent: number of recent pairs that are always seen. Defaults to 128.
+        num_sinks: number of first pairs that are always seen. Defaults to 4.
+        block_length: number of pairs that stop being near at once, at most
+            `num_recent`, and 1 if that is 0; longer blocks are faster. None (the
+            default) for 64, or `num_recent` if that is less.
+        summaries: whether pairs that are not read are seen through means (the default),
+            or dropped.
+        keeps_all: whether chosen clusters are read whole, whatever `attention_window`
+            is. A cache then grows with the length. Defaults to False.
+        share_query_key: whether the projection of the queries also makes the keys.
+            Defaults to False.
+        normalization: None (the default): queries and keys as they are projected,
+            logits times `key_dim**-0.5`; or `"layer"`: layer-normalised, with logits
+            that are not scaled, as in `RoutedHeads`.
+        far_distance: a distance at which rotary positions compare all pairs that are
+            not near, means, and first pairs that are further away, for contexts that
+            are longer than those of the training; None (the default) for true
+            distances.
+        sink_logits: whether each head has a learned logit that takes a share of the
+            softmax and has no value, as in GPT-OSS. Defaults to False.
+        **kwargs: arguments of `Clustering`, which say how centroids move;
+            `exploring_queries` of `ClusteredHeads`; and arguments of `HeadGroup`,
+            without relative positions and `entmax_alpha`.
+
+    Call arguments and Returns: as in `HeadGroup`.
+
+    Raises:
+        ValueError: if an argument is out of range, or `far_distance` comes without
+            rotary positions.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+
+    heads = layers.MultipoleHeads(
+        2, num_clusters=4, attention_window=8, num_recent=8, key_shift=1
+    )
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
+    ```
+
+    Reference: this package's own. Its parts come from Multipole Attention
+    (https://arxiv.org/abs/2506.13059), without training, and Transformer-VQ
+    (https://arxiv.org/abs/2309.16354).
+    """
+
+    has_one_softmax = False
+    remembers_key_heads = True
+    # Any number: many tokens are computed in parallel.
+    tokens_per_step = None
+
+    def __init__(
+        self,
+        num_heads,
+        num_clusters,
+        attention_window,
+        clusters_per_query=4,
+        num_recent=128,
+        num_sinks=4,
+        block_length=None,
+        summaries=True,
+        keeps_all=False,
+        share_query_key=False,
+        normalization=None,
+        far_distance=None,
+        sink_logits=False,
+        **kwargs,
+    ):
+        clustering, kwargs = Clustering.taken_from(kwargs)
+        super().__init__(
+            num_heads, attention_window, share_query_key=share_query_key, **kwargs
+        )
+        self.add_centroids(num_clusters, None, clustering)
+        self.clusters_per_query = check_positive_integer(
+            "clusters_per_query", clusters_per_query
+        )
+        self.num_recent = check_non_negative_integer("num_recent", num_recent)
+        self.num_sinks = check_non_negative_integer("num_sinks", num_sinks)
+        self.block_length = check_optional_integer("block_length", block_length)
+        for name, flag in (
+            ("summaries", summaries),
+            ("keeps_all", keeps_all),
+            ("sink_logits", sink_logits),
+        ):
+            check_flag(name, flag)
+        self.summaries, self.keeps_all = summaries, keeps_all
+        self.sink_logits = sink_logits
+        check_choice("normalization", normalization, NORMALIZATIONS)
+        self.normalization = normalization
+        self.far_distance = check_optional_integer("far_distance", far_distance)
+        self._check_together()
+
+    def _check_together(self):
+        """Refuses arguments that do not go together."""
+        number = self.clusters_per_query
+        if number > min(self.num_clusters, self.attention_window):
+            raise ValueError(
+                "`clusters_per_query` must be at most `num_clusters` and "
+                f"`attention_window`. Received: clusters_per_query={number} with "
+                f"num_clusters={self.num_clusters} and "
+                f"attention_window={self.attention_window}"
+            )
+        if self.block_length is not None and self.block_length > max(
+            self.num_recent, 1
+        ):
+            raise ValueError(
+                "`block_length` must be at most `num_recent`, or 1 if that is 0. "
+                f"Received: block_length={self.block_length} with "
+                f"num_recent={self.num_recent}"
+            )
+        if self.far_distance is not None and not self.rotary_positions:
+            raise ValueError(
+                "`far_distance` needs `rotary_positions=True` or `rotary`: without "
+                "them, logits do not depend on distances. Received: "
+                f"far_distance={self.far_distance}"
+            )
+        if self.max_relative_position is not None:
+            raise ValueError(
+                "`max_relative_position` must be None for MultipoleHeads: means "
+                "of keys have no position. Received: "
+                f"max_relative_position={self.max_relative_position}. Use "
+                "`rotary_positions=True`"
+            )
+
+    def build(self, query_shape, key_shape, value_shape):
+        super().build(query_shape, key_shape, value_shape)
+        if self.sink_logits:
+            self.logits_of_sinks = self.add_weight(
+                name="sink_logits",
+                shape=(self.num_heads,),
+                initializer="zeros",
+                autocast=False,
+            )
+
+    @property
+    def flushed_block(self):
+        """Number of pairs that stop being near at once."""
+        if self.block_length is not None:
+            return self.block_length
+        return max(1, min(self.num_recent, BLOCK_LENGTH))
+
+    def borders(self, places):
+        """Returns the first place that is near, of queries at places `<int32>`."""
+        size = self.flushed_block
+        return ops.maximum(places + 1 - self.num_recent, 0) // size * size
+
+    def window_of_clusters(self, length):
+        """Number of pairs that a query reads of each chosen cluster, at most."""
+        if self.keeps_all:
+            return length
+        return smaller(self.attention_window // self.clusters_per_query, length)
+
+    def capped(self, logits):
+        """Returns logits within the soft cap, if there is one."""
+        return (
+            logits if self.logit_soft_cap is None else self.dot_product.capped(logits)
+        )
+
+    def sinks_of_rows(self, number):
+        """Returns the sink logits of rows of queries, `<float32>[1, G, 1, number]`.
+
+        The queries of a key head G stand beside each other in `number` rows.
+        """
+        sinks = ops.convert_to_tensor(self.logits_of_sinks)
+        sinks = ops.reshape(ops.cast(sinks, "float32"), (self.num_key_heads, -1))
+        return ops.tile(sinks, (1, number // sinks.shape[1]))[None, :, None]
+
+    def attend(self, inputs, training=None):
+        queries, keys = self.compared(inputs, training)
+        output = self._attend(inputs, queries, keys, training)
+        output = without_padding(output, real_tokens(inputs))
+        return ops.cast(output, self.compute_dtype)
+
+    def _attend(self, inputs, queries, keys, training=None):
+        key_mask, value_mask = inputs.key_mask, inputs.value_mask
+        places, starts = document_places(
+            length_of(inputs.value, 2),
+            combine_masks(key_mask, value_mask),
+            inputs.segments,
+        )
+        if self.key_shift:
+            own = dataclasses.replace(inputs, key=keys["key"])
+            value_mask = shift.offer_previous_keys(own).value_mask
+            keys = {name: shift.one_later(x) for name, x in keys.items()}
+            key_mask = None
+        mask = combine_masks(key_mask, value_mask)
+        segments = None if inputs.segments is None else inputs.segments.value
+        offered = places if mask is None else ops.where(mask, places, -1)
+        pairs = self._pairs(inputs, keys, offered, segments)
+        queries = Queries(*queries, places, segments, starts)
+        is_whole = inputs.value_mask is None and segments is None
+        return MultipolePass(self, queries, pairs, is_whole).attend(training)
+
+    def _pairs(self, inputs, keys, places, segments=None):
+        bias = inputs.token_bias
+        return Pairs(
+            keys["key"],
+            keys.get("far_key", keys["key"]),
+            inputs.value,
+            keys["clusters"][..., 0],
+            places,
+            None if bias is None else ops.cast(bias, "float32"),
+            segments,
+        )
+
+    def compared(self, inputs, training=None):
+        """Returns queries, as they see near pairs and far ones, and what pairs have.
+
+        The latter is a dict of `[batch, key heads, length, ...]`: keys, keys as seen
+        from far unless they are the same, and clusters. Training moves the centroids.
+        """
+        query, key = self.vectors(inputs)
+        (assigned,) = self.assign(
+            [normalize(key)], [inputs.key_mask], training, inputs.adds_losses
+        )
+        keys = {"clusters": assigned.numbers[..., None]}
+        far_query = None
+        if self.far_distance is not None:
+            distance, zero = (
+                ops.full((1, 1, 1), x, "int32") for x in (self.far_distance, 0)
+            )
+            far_query = self.turned(query, positions=distance)
+            keys["far_key"] = self.turned(key, positions=zero)
+        if self.rotary_positions:
+            query, key = (self.rotated(x, inputs) for x in (query, key))
+        keys["key"] = key
+        return (query, query if far_query is None else far_query), keys
+
+    def vectors(self, inputs):
+        """Returns queries and keys as they are compared, not yet turned."""
+        query, key = inputs.query, inputs.key
+        if key is None:
+            # Queries are scaled.
+            key = query * self.key_dim**0.5
+        if self.normalization == "layer":
+            query, key = normalize(query), normalize(key)
+            return super().normalized(query, key) if self.qk_norm else (query, key)
+        return HeadGroup.normalized(self, query, key) if self.qk_norm else (query, key)
+
+    def shifted(self, inputs):
+        # Pairs stand at their values; `attend` moves keys and clusters.
+        return inputs
+
+    def make_cache(self, batch_size, max_length, positions=None):
+        return multipole_cache.make(self, batch_size, max_length)
+
+    def restart_cache(self, cache):
+        return multipole_cache.restarted(cache)
+
+    def max_positions(self, cache):
+        return multipole_cache.max_positions(self, cache)
+
+    def start(self, cache, inputs):
+        queries, keys = self.compared(inputs)
+        output = self._attend(inputs, queries, keys)
+        last = inputs.in_last_segment()
+        cache, pairs, masks = self._offered(self.restart_cache(cache), 0, last, keys)
+        output = without_padding(output, real_tokens(inputs))
+        cache = multipole_cache.absorbed(self, cache, 0, pairs, *masks)
+        return ops.cast(output, self.compute_dtype), cache
+
+    def step(self, cache, index, inputs):
+        queries, keys = self.compared(inputs)
+        before = cache
+        cache, pairs, masks = self._offered(cache, index, inputs, keys)
+        cache = multipole_cache.absorbed(self, cache, index, pairs, *masks)
+        if inputs.query.shape[2] == 1:
+            output = attend_next(self, cache, index, *queries)
+        else:
+            front = multipole_cache.Front(self, before, cache)
+            places = index + numbers(inputs.query.shape[2]) - front.starts
+            offered, _ = masks
+            offered = ops.where(offered, places, -1)
+            pairs = dataclasses.replace(pairs, places=offered)
+            queries = Queries(*queries, places, starts=0)
+            output = MultipolePass(self, queries, pairs, front=front).attend()
+        output = without_padding(output, real_tokens(inputs))
+        return ops.cast(output, self.compute_dtype), cache
+
+    def _offered(self, cache, index, inputs, keys):
+        """Returns the cache with the newest key, `Pairs`, and two masks.
+
+        These say which tokens are pairs, and which are real.
+        """
+        mask = combine_masks(inputs.key_mask, inputs.value_mask)
+        offered = real = known_mask(inputs.value, mask)
+        if self.key_shift:
+            keys, _, follows, pending = pending_keys.offer(
+                cache["pending"], index, inputs.key_mask, **keys
+            )
+            cache = {**cache, "pending": pending}
+            offered = combine_masks(
+                known_mask(inputs.value, inputs.value_mask), follows
+            )
+        return cache, self._pairs(inputs, keys, None), (offered, real)

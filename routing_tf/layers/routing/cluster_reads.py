@@ -1,0 +1,163 @@
+"""What queries read of the clusters that they choose.
+
+Letters: B batch, G key heads, N blocks, R queries of a block, P clusters that a query
+reads, Q reads of all queries, M chunks of reads, C slots of a chunk, S keys that a
+chunk reads, X pairs, D dim.
+"""
+
+import dataclasses
+from typing import Any
+
+from keras import ops
+
+from routing_tf.layers.routing.arrangements import ClusterReads
+from routing_tf.layers.routing.far_field import HIDDEN
+from routing_tf.layers.support import extremes
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.products import product
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Members:
+    """Pairs in order of position, with their clusters.
+
+    Args:
+        clusters: `<int32>[B, G, X]`; the number of clusters for pairs in none.
+        key: `<float32>[B, G, X, D]`.
+        value: the same for values.
+        bias: `<float32>[B, G, X]`, or None.
+    """
+
+    clusters: Any
+    key: Any
+    value: Any
+    bias: Any = None
+
+
+class _Reads:
+    """The reads of a rule; subclasses say where their pairs stand.
+
+    Attributes:
+        numbers: `<int32>[B, G, N, R, P]`, how many pairs are read.
+        sums: `<float32>[B, G, N, R, P]`, of their logits, without bias and soft cap.
+        biases: the same for biases; None without any.
+        largest: the largest logit of each read; hidden where there is none.
+    """
+
+    def __init__(self, group, query, key, value, bias, visible, numbers):
+        self.numbers = numbers
+        self._value, self._visible = value, visible
+        logits = product(query, key, transpose_y=True)
+        self.sums = self._of_queries(ops.sum(ops.where(visible, logits, 0.0), -1))
+        logits, self.biases = group.capped(logits), None
+        if bias is not None:
+            logits = logits + bias
+            bias = ops.where(visible, bias, 0.0)
+            self.biases = self._of_queries(ops.sum(bias, axis=-1))
+        self._logits = ops.where(visible, logits, HIDDEN)
+        self.largest = self._of_queries(
+            extremes.largest(ops.stop_gradient(self._logits), axis=-1)
+        )
+
+    def weights(self, largest):
+        """Returns exponentials of logits less `largest`, `<float32>[B, G, N, R, 1]`."""
+        return ops.exp(self._logits - self._of_reads(largest)[..., None])
+
+    def totals(self, weights):
+        """Returns the sums of the weights of each read, `[B, G, N, R, P]`."""
+        return self._of_queries(ops.sum(weights, axis=-1))
+
+    def output(self, weights, shares):
+        """Returns sums of values over all reads of a query, `[B, G, N, R, D]`.
+
+        Args:
+            weights: as `weights` returns them.
+            shares: `<float32>[B, G, N, R, P]`, what is taken from each weight.
+        """
+        less = ops.where(self._visible, self._of_reads(shares)[..., None], 0.0)
+        return self._summed(product(weights - less, self._value))
+
+
+class SortedReads(_Reads):
+    """Reads of many queries, in chunks of the order of clusters.
+
+    Args:
+        group: the heads.
+        query: `<float32>[B, G, N, R, D]`.
+        members: `Members` that they may read.
+        choice: `Choice`.
+        ends: `<int32>[B, G, N, R, P]`, the rank in its cluster, among the members,
+            after the last pair that is read.
+        window: how many of them are read at most.
+    """
+
+    def __init__(self, group, query, members, choice, ends, window):
+        numbers = ops.minimum(choice.counts, window)
+        self._shape = batch, heads, blocks, rows, number = ops.shape(numbers)
+        self._length = blocks * rows * number
+        flat = (batch, heads, self._length)
+        ends, count = ops.reshape(ends, flat), ops.reshape(numbers, flat)
+        self._found = found = ClusterReads(
+            members.clusters,
+            group.num_clusters + 1,
+            ops.reshape(choice.clusters, flat),
+            ends,
+            count > 0,
+            window,
+        )
+        ranks, ends = found.ranks(), found.of_queries(ends)[..., None]
+        first = ends - found.of_queries(count)[..., None]
+        visible = ops.logical_and(ranks < ends, ranks >= first)
+        visible = ops.logical_and(visible, ranks >= 0)
+        dim = query.shape[-1]
+        query = query[..., None, :] + ops.zeros((number, 1), query.dtype)
+        query = found.order.arrange(ops.reshape(query, (*flat, dim)))
+        key, value, bias = found.read(members.key), found.read(members.value), None
+        if members.bias is not None:
+            bias = ops.swapaxes(found.read(members.bias[..., None]), -1, -2)
+        super().__init__(group, query, key, value, bias, visible, numbers)
+
+    def _of_queries(self, x):
+        """From `[B, G, M, C]` to `[B, G, N, R, P]`."""
+        x = self._found.order.restore(x[..., None])
+        return ops.reshape(x, self._shape)
+
+    def _of_reads(self, x):
+        """From `[B, G, N, R, P]` (or 1 for P) to `[B, G, M, C]`."""
+        x = ops.broadcast_to(x, self._shape)
+        x = ops.reshape(x, (*self._shape[:2], self._length, 1))
+        return self._found.order.arrange(x)[..., 0]
+
+    def _summed(self, x):
+        """From `[B, G, M, C, D]` to `[B, G, N, R, D]`."""
+        x = self._found.order.restore(x)
+        return ops.sum(ops.reshape(x, (*self._shape, length_of(x, -1))), axis=-2)
+
+
+class GatheredReads(_Reads):
+    """Reads of a few queries, which copy what they read.
+
+    Args:
+        group: the heads.
+        query: `<float32>[B, G, 1, R, D]`.
+        key: `<float32>[B, G, 1, R, P, W, D]`, and values likewise.
+        value: see `key`.
+        bias: `<float32>[B, G, 1, R, P, W]`.
+        visible: `<bool>` likewise.
+        numbers: as in `_Reads`.
+    """
+
+    def __init__(self, group, query, key, value, bias, visible, numbers):
+        query = query[..., None, None, :]
+        query = ops.broadcast_to(query, (*ops.shape(key)[:5], 1, query.shape[-1]))
+        bias, visible = (x[..., None, :] for x in (bias, visible))
+        super().__init__(group, query, key, value, bias, visible, numbers)
+
+    def _of_queries(self, x):
+        return x[..., 0]
+
+    def _of_reads(self, x):
+        return x[..., None]
+
+    def _summed(self, x):
+        return ops.sum(x[..., 0, :], axis=-2)

@@ -1,0 +1,85 @@
+"""The inputs of multipole heads: queries, and pairs of a key and a value.
+
+Letters: B batch, H heads, G key heads, L length, X pairs, D dim.
+"""
+
+import dataclasses
+from typing import Any
+
+from keras import ops
+
+from routing_tf.layers.support import segments as segment
+from routing_tf.layers.support.lengths import numbers
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Pairs:
+    """Pairs of keys and values, in order of position.
+
+    Args:
+        key: `<float>[B, G, X, D]`, as near queries see it.
+        far_key: the same, as queries see it from far.
+        value: `<float>[B, G, X, D]`.
+        clusters: `<int32>[B, G, X]`.
+        places: `<int32>`, broadcastable to `[B, G, X]`, counted from the start of a
+            document; negative for what is no pair.
+        bias: `<float32>`, broadcastable to `[B, G, X]`; None without any.
+        segments: `<int32>[B, 1, X]`, numbers of documents; None for one.
+    """
+
+    key: Any
+    far_key: Any
+    value: Any
+    clusters: Any
+    places: Any
+    bias: Any = None
+    segments: Any = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Queries:
+    """Queries, in order of position.
+
+    Args:
+        near: `<float>[B, H, L, D]`, as they see near pairs.
+        far: the same, as they see pairs from far.
+        places: as in `Pairs`.
+        segments: as in `Pairs`.
+        starts: `<int32>`, broadcastable to `[B, 1, L]`, positions at which documents
+            start.
+    """
+
+    near: Any
+    far: Any
+    places: Any
+    segments: Any = None
+    starts: Any = None
+
+
+def document_places(length, mask, segments):
+    """Returns the place of each token in its document, and where documents start.
+
+    A document starts at its first real token. Both are `<int32>`, broadcastable to
+    `[B, 1, L]`.
+
+    Args:
+        length: number of tokens.
+        mask: `<bool>[B, 1, L]`, False for padding; None for no padding.
+        segments: `Segments`; None for one document.
+    """
+    positions = numbers(length)[None, None]
+    if mask is None and segments is None:
+        return ops.convert_to_tensor(positions), 0
+    if segments is None:
+        first = ops.argmax(ops.cast(mask, "int32"), axis=-1)
+        starts = ops.cast(first, "int32")[..., None]
+        return positions - starts, starts
+    starts = segments.value_starts
+    if mask is not None:
+        real = ops.cast(mask, "int32")
+        earlier = ops.cumsum(real, axis=-1) - real
+        own = earlier - ops.take_along_axis(earlier, starts, axis=-1)
+        is_first = ops.logical_and(mask, own == 0)
+        is_first = ops.logical_or(is_first, positions == 0)
+        starts = ops.maximum(starts, segment.first_positions(is_first))
+    return positions - starts, starts

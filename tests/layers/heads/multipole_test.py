@@ -1,0 +1,96 @@
+"""Multipole heads against their definition; tables of cases have the rest."""
+
+import keras
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf.layers.support.segments import Segments
+from tests import golden_cases
+from tests.layers import helpers
+from tests.layers import kinds
+from tests.layers import multipole_oracle
+
+LENGTH, DIM = 50, 6
+SIZES = {"num_clusters": 5, "attention_window": 8, "clusters_per_query": 2}
+NEAR = {"num_recent": 6, "num_sinks": 2}
+#: All pairs of a window are near.
+ALIGNED = {"num_recent": 20, "block_length": 16}
+ROTARY = {"rotary_positions": True, "rotary_wavelength": 50}
+CASES = {
+    "plain": {},
+    "aligned": ALIGNED,
+    "aligned_at_once": {"num_recent": 16, "block_length": 16},
+    "single": {"block_length": 1},
+    "none_near": {"num_recent": 0, "num_sinks": 0},
+    "shifted": {"key_shift": 1},
+    "shifted_aligned": {"key_shift": 1, **ALIGNED},
+    "dropped": {"summaries": False},
+    "capped": {"logit_soft_cap": 1.5},
+    "layer": {"normalization": "layer", "qk_norm": True},
+    "qk_norm": {"qk_norm": True, **ROTARY},
+    "far": {"far_distance": 10, **ROTARY},
+    "sink_logits": {"sink_logits": True},
+    "all_near": {"num_recent": 100, "block_length": 7},
+    "all_read": {"clusters_per_query": 5, "attention_window": 5 * LENGTH},
+}
+FEW = ("plain", "aligned", "shifted", "far", "sink_logits")
+
+
+def made(num_heads=2, num_key_heads=2, **options):
+    group = layers.MultipoleHeads(num_heads, **{**SIZES, **NEAR, **options})
+    group.num_key_value_heads = num_key_heads
+    return helpers.built(group, DIM)
+
+
+def inputs(num_heads=2, num_key_heads=2):
+    heads = num_heads, num_key_heads, num_key_heads
+    return [helpers.normal(2, h, LENGTH, DIM, seed=i) for i, h in enumerate(heads)]
+
+
+def compare(group, arrays, mask=None, bias=None, ids=None, **options):
+    call = {"use_causal_mask": True, "token_bias": bias}
+    if mask is not None:
+        call |= {"query_mask": mask, "value_mask": mask}
+    if ids is not None:
+        call["segments"] = Segments.of_ids(keras.ops.convert_to_tensor(ids))
+        # An id that comes again is another document.
+        ids = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, axis=1)
+    found = golden_cases.to_numpy(group(*arrays, **call))
+    expected, _ = multipole_oracle.attend(group, *arrays, mask, bias, ids)
+    if mask is not None:
+        expected = np.where(mask[:, None, :, None], expected, 0)
+    golden_cases.assert_close(found, expected, 2e-5)
+
+
+@pytest.mark.parametrize("case", kinds.some(CASES, FEW))
+def test_definition(case):
+    compare(made(**CASES[case]), inputs())
+
+
+@pytest.mark.parametrize("options", [{}, {"key_shift": 1}, ALIGNED])
+def test_padding_and_biases(options):
+    """Documents start at their first real token."""
+    mask = helpers.tail_mask(LENGTH, LENGTH, 40)
+    mask[0, :9] = mask[0, 20] = False
+    bias = helpers.normal(2, LENGTH, seed=5)
+    compare(made(4, **options), inputs(4), mask, bias)
+
+
+@pytest.mark.parametrize(
+    "options", [{"logit_soft_cap": 1.5}, {"key_shift": 1, "num_recent": 3, **ROTARY}]
+)
+def test_packed_documents(options):
+    ids = np.repeat([[1, 2, 3, 1, 4, 4]], [13, 20, 2, 1, 4, 10], axis=1)
+    ids = np.concatenate([ids, np.repeat([[5, 6]], [45, 5], axis=1)])
+    mask = np.ones(ids.shape, bool)
+    mask[0, [13, 14, 22, 41]] = False
+    compare(made(4, **options), inputs(4), mask, helpers.normal(2, LENGTH), ids)
+
+
+def test_equals_full_attention_where_it_should():
+    arrays = inputs()
+    full = golden_cases.to_numpy(layers.FullHeads(2)(*arrays, use_causal_mask=True))
+    for case in ("all_near", "all_read"):
+        found = made(**CASES[case])(*arrays, use_causal_mask=True)
+        golden_cases.assert_close(golden_cases.to_numpy(found), full, 1e-5)

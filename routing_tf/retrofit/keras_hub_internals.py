@@ -364,6 +364,12 @@ def detach(layer, name):
         layer._tracker.untrack(inside)
 
 
+def share(layer, name, weight):
+    """Gives a layer that is built the weight of another one."""
+    delattr(layer, name)
+    attach(layer, name, weight)
+
+
 def forget_functions(model):
     """Makes a model compile anew what it has compiled."""
     for layer in walk(model):

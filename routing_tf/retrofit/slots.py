@@ -194,8 +194,8 @@ def made_group(slot, heads, **config):
     )
     with internals.scope_of(layer):
         group.build(key_shape, key_shape, value_shape)
-    if adapter.has_sinks and hasattr(group, "sink_logits"):
-        group.sink_logits.assign(layer.sinks)
+    if adapter.has_sinks and getattr(group, "sink_logits", False):
+        internals.share(group, "logits_of_sinks", layer.sinks)
     return group
 
 

@@ -1,7 +1,5 @@
 """Centroids of the keys that a trained model makes of texts."""
 
-import contextlib
-
 import numpy as np
 from keras import ops
 from tqdm import tqdm
@@ -65,23 +63,9 @@ def _inputs(model, batch):
     return {"token_ids": ids, "padding_mask": np.ones_like(ids)}
 
 
-@contextlib.contextmanager
-def watched(slots, watch):
-    """Calls a function in each call of the attention layers, which attend as before."""
-    try:
-        for slot in slots:
-            slot.watch = watch
-            surgery.swap_attention(slot)
-        yield
-    finally:
-        for slot in slots:
-            slot.watch = None
-            surgery.swap_back(slot.layer)
-
-
 def run(model, slots, watch, batches):
     """Runs a model on batches, with attention layers that are watched."""
-    with watched(slots, watch):
+    with surgery.watched(slots, watch):
         for batch in batches:
             model(batch, training=False)
 

@@ -12,6 +12,8 @@ from keras import ops
 
 from routing_tf.layers.support.keras_internals import adding_weights
 from routing_tf.layers.support.keras_internals import attention_projections
+from routing_tf.layers.support.keras_internals import mask_of
+from routing_tf.layers.support.keras_internals import set_mask_of
 from routing_tf.retrofit.rotary import FrequencyRotary
 
 #: Families whose attention can be changed, by the names of keras_hub.
@@ -230,6 +232,14 @@ class MultiHeadAdapter(Adapter):
         config = layer.get_config()
         self.window, self.dropout = config["sliding_window"], config["dropout"]
         self.gate = attention_projections(layer).get("gate")
+
+    def _projected(self, x):
+        # Projections would warn of a mask that they do not use.
+        mask = mask_of(x)
+        set_mask_of(x, None)
+        projected = super()._projected(x)
+        set_mask_of(x, mask)
+        return projected
 
     def _combined(self, outputs, x, training):
         return self.output(outputs if self.gate is None else outputs * self.gate(x))

@@ -33,7 +33,8 @@ def cloned(model, slots):
 
     new = keras.models.clone_model(model, clone_function=copy, recursive=True)
     for layer, other in copies:
-        if id(layer) not in by_layer:
+        # Operations such as `x + y` are no layers.
+        if id(layer) not in by_layer and isinstance(layer, keras.layers.Layer):
             other.set_weights(layer.get_weights())
             other.trainable = layer.trainable
     return new

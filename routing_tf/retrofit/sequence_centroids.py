@@ -99,7 +99,9 @@ def _by_row(centroids, inputs, function, group, cache=None):
     values = [(x, ops.convert_to_tensor(x)) for x in group.variables]
     results = []
     for row in range(batch):
-        of_row = keras.tree.map_structure(lambda x, row=row: x[row : row + 1], cache)
+        of_row = cache and keras.tree.map_structure(
+            lambda x, row=row: x[row : row + 1], cache
+        )
         own = [(group.kmeans.centroids, centroids[row])]
         with keras.StatelessScope(state_mapping=values + own):
             results.append(function(_row(row, inputs), of_row))

@@ -1,5 +1,6 @@
 """Attention layers of a model, and what stands in their place."""
 
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -41,6 +42,7 @@ class Slot:
             outside of decoding.
         is_causal: whether the attention is causal.
         attends_to_another: whether it was seen to attend to another sequence.
+        is_known: whether `is_causal` is known, and calls need not show it.
     """
 
     index: int
@@ -52,6 +54,7 @@ class Slot:
     step: Any = None
     is_causal: bool = True
     attends_to_another: bool = False
+    is_known: bool = False
 
     @property
     def layer(self):
@@ -306,12 +309,10 @@ class SwappedMultiHeadAttention(SwappedAttention):
         cache_update_index=None,
     ):
         slot = self.slot
-        options = {
-            "value_mask": value_mask,
-            "key_mask": key_mask,
-            "use_causal_mask": use_causal_mask,
-        }
-        options = {name: x for name, x in options.items() if x not in (None, False)}
+        # `CachedMultiHeadAttention` has none of these.
+        options = {"use_causal_mask": True} if use_causal_mask else {}
+        masks = {"value_mask": value_mask, "key_mask": key_mask}
+        options |= {name: x for name, x in masks.items() if x is not None}
         original = functools.partial(
             super().call,
             query,
@@ -332,9 +333,9 @@ class SwappedMultiHeadAttention(SwappedAttention):
             )
         if slot.block is None:
             slot.is_causal = bool(use_causal_mask)
-        elif slot.watch is not None:
+        elif slot.watch is not None and not slot.is_known:
             slot.is_causal = is_of_pairs(attention_mask)
-        if is_of_pairs(attention_mask) and not is_causal(attention_mask, slot):
+        if is_of_pairs(attention_mask) and not may_be_left_out(slot, attention_mask):
             refuse_mask(slot, attention_mask)
         own = mask_of(query)
         mask = padding_of(attention_mask)
@@ -400,13 +401,15 @@ def is_of_pairs(attention_mask):
     return len(shape) > 2 and any(length != 1 for length in shape[1:-1])
 
 
-def is_causal(attention_mask, slot):
-    """Whether a mask of pairs, as blocks make it, is causal, with or without padding.
+def may_be_left_out(slot, attention_mask):
+    """Whether a mask of pairs is one that a block makes: causal, and of padding.
 
     Blocks that were changed make none.
     """
     if slot.watch is None or slot.block is None or len(attention_mask.shape) != 3:
         return False
+    if slot.is_known:
+        return True
     mask = np.asarray(ops.convert_to_numpy(attention_mask)).astype(bool)
     return np.array_equal(mask, np.tril(np.ones_like(mask)) & mask[:, -1:])
 
@@ -449,10 +452,36 @@ def swap_back(layer):
         layer.__dict__.pop("slot", None)
 
 
+@contextlib.contextmanager
+def watched(slots, watch):
+    """Calls a function in each call of the attention layers, which attend as before."""
+    before = [isinstance(slot.layer, Swapped) for slot in slots]
+    try:
+        for slot in slots:
+            slot.watch = watch
+            swap_attention(slot)
+            if slot.block is not None:
+                swap_back(slot.block)
+        yield
+    finally:
+        for slot, was_changed in zip(slots, before, strict=True):
+            slot.watch = None
+            if was_changed:
+                swap_block(slot)
+            else:
+                swap_back(slot.layer)
+
+
 def put_in(slot):
     """Puts the heads of a slot into its attention layer."""
     internals.attach(slot.layer, HEADS, slot.group)
+    slot.is_known = slot.block is not None
     swap_attention(slot)
+    swap_block(slot)
+
+
+def swap_block(slot):
+    """Makes the block of a slot, if it has one, build no dense mask."""
     if slot.block is not None:
         slot.block.__class__ = swapped_class(SwappedBlock, type(slot.block))
         object.__setattr__(slot.block, "slot", slot)

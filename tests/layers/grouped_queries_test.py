@@ -22,7 +22,7 @@ MORE = {
 CASES = ["full", "local", "sliding", "strided", "fixed_distinct", "indexed", *MORE]
 CASES += ["two_clusters_apart", "cluster_strided_apart"]
 CASES += ["token_choice_apart", "token_choice_apart_shifted", "threshold_apart"]
-CASES += ["prefix_apart", "prefix_apart_shifted"]
+CASES += ["prefix_apart", "prefix_apart_shifted", "multipole_apart"]
 # Their caches hold keys and values for all heads.
 WIDE = ("rounds_apart", "random_apart", "global", "best_blocks")
 # There they hold scores of all queries, too, or the keys of an indexer.

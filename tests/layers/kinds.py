@@ -23,6 +23,13 @@ hashed = partial(
 strided = partial(layers.ClusterStridedHeads, HEADS, **SIZES, **RELATIVE)
 random = partial(layers.RandomHeads, HEADS, **SIZES, **RELATIVE)
 fixed = partial(layers.FixedHeads, HEADS, 5, 2)
+multipole = partial(
+    *(layers.MultipoleHeads, HEADS, 3, 4),
+    clusters_per_query=2,
+    num_recent=3,
+    num_sinks=1,
+    share_query_key=True,
+)
 REFORMER = {"hash": "rotation", "normalization": "unit_keys", "attends_to_self": False}
 
 # What each class of the core must be given, besides the number of heads.
@@ -36,6 +43,7 @@ REQUIRED = {
         {"num_clusters": 2, "attention_window": 4},
     ),
     "HashedHeads": {"num_buckets": 4, "attention_window": 4},
+    "MultipoleHeads": {"num_clusters": 4, "attention_window": 4},
 }
 POSITIONAL = {
     "full": partial(layers.FullHeads, HEADS, **RELATIVE),
@@ -60,6 +68,7 @@ CLUSTERED = {
     "hashed": hashed,
     "rounds": partial(hashed, num_rounds=2),
     "random": random,
+    "multipole": multipole,
 }
 APART = {f"{kind}_apart": partial(make, **SEPARATE) for kind, make in CLUSTERED.items()}
 UNSHIFTED = {"reformer": partial(hashed, num_rounds=2, **REFORMER), **cases.UNSHIFTED}
@@ -68,6 +77,7 @@ MAY_SHIFT = (
     *("full", "local", "dilated", "strided", "fixed", "sliding", "sliding_strided"),
     *("token_choice", "token_choice_apart", "two_clusters_apart", "threshold_apart"),
     *("threshold", "prefix", "prefix_apart", "cluster_strided", "hashed_apart"),
+    *("multipole", "multipole_apart"),
     *("rounds", "random", "linear", "performer", "random_features", "global", "row"),
     *("column", "learned", "best_blocks", "mixed_blocks", "indexed", "indexed_copies"),
 )
@@ -88,6 +98,8 @@ WHOLE = {
     "hashed_apart": partial(hashed, **SEPARATE),
     "random": random,
     "random_apart": partial(random, **SEPARATE),
+    "multipole": multipole,
+    "multipole_apart": partial(multipole, **SEPARATE),
     **{
         kind: make
         for kind, make in {**UNSHIFTED, **cases.CAUSAL}.items()
@@ -101,15 +113,18 @@ MEMORIES = {
     "local_alone": partial(layers.LocalHeads, HEADS, (3,), flange_blocks=0),
     **{kind: WHOLE[kind] for kind in WHOLE if kind.startswith("expert")},
     **{kind: WHOLE[kind] for kind in ("cluster_strided", "hashed", "random")},
+    **{kind: WHOLE[kind] for kind in ("multipole", "multipole_apart")},
     "one_hash": partial(hashed, hash="rotation", attends_to_self=False),
     **{kind: cases.ALL[kind] for kind in cases.OF_TWO},
 }
 # What a query can see is bounded, and so is what they remember: of tokens with shifted
 # keys if queries have projections of their own.
 BOUNDED = {"token_choice", "threshold", "two_clusters", "hashed", "prefix", "reformer"}
+BOUNDED |= {"multipole", "multipole_shifted", "multipole_apart_shifted"}
 BOUNDED |= {"local", "dilated", "sliding", *cases.BOUNDED}
 BOUNDED |= {
-    f"{kind}_apart" for kind in ("token_choice", "threshold", "hashed", "rounds")
+    f"{kind}_apart"
+    for kind in ("token_choice", "threshold", "hashed", "rounds", "multipole")
 }
 BOUNDED |= {
     f"{kind}_shifted"

@@ -86,6 +86,7 @@ ALLOWED = {
     **dict.fromkeys(("convolution_size", "num_keys", "segment_length"), None),
     **dict.fromkeys(("num_decoder_layers", "num_initial_blocks"), 0),
     **dict.fromkeys(("num_learned_tokens", "num_local_heads", "radius"), 0),
+    **dict.fromkeys(("num_recent", "num_sinks"), 0),
 }
 FULL = layers.FullHeads(2)
 # What layers besides heads must be given.
@@ -148,6 +149,12 @@ MORE = {
     },
     "MixtureOfExperts": {"activation": ("tanh", None), "top_k": (3, 2.0, True, None)},
     "MovingThresholds": {"decay": RATES},
+    "MultipoleHeads": {
+        **{"normalization": ("unit", 1), "far_distance": (0, 1.5, 9)},
+        **{"block_length": (0, 1.5, 129), "clusters_per_query": (*SIZES, 5)},
+        **{"query_cluster": ("key",), "max_relative_position": (4,)},
+        **dict.fromkeys(("summaries", "keeps_all", "sink_logits"), FLAGS),
+    },
     "NystromHeads": {"convolution_size": (2,)},
     "PerceiverBackbone": {"heads": ([3], FULL)},
     "ProductKeyMemory": {"key_dim": (7,), "num_keys": (None,), "top_k": SIZES},

@@ -30,8 +30,10 @@ def make(group, batch_size, max_length):
     num_keys = 1 if group.far_distance is None else 2
     shape = (batch_size, heads)
     size = rows.row_size(group)
-    num_recent = min(max(group.num_recent + group.flushed_block - 1, 1), max_length)
-    window = group.window_of_clusters(max_length)
+    num_recent = max(group.num_recent + group.flushed_block - 1, 1)
+    window = group.attention_window // group.clusters_per_query
+    if group.keeps_all:
+        window = max_length
     cache = {
         "start": ops.full((batch_size,), -1, dtype="int32"),
         "end": ops.zeros((batch_size,), "int32"),
@@ -73,15 +75,16 @@ def rows_of(group, pairs, offered):
     return rows.make_rows(key, value, offered, pairs.bias)
 
 
-def split(group, x):
-    """Undoes `rows_of`: keys, keys seen from far, values, biases, what is a pair."""
-    far, value = group.key_dim * (1 if group.far_distance is None else 2), -2
-    return (
-        x[..., : group.key_dim],
-        x[..., far - group.key_dim : far],
-        x[..., far:value],
+def pairs_of(group, x, clusters=None):
+    """Undoes `rows_of`: `Pairs`, whose places are 0, and -1 for what is no pair."""
+    dim, first = group.key_dim, group.key_dim * (1 if group.far_distance is None else 2)
+    return Pairs(
+        x[..., :dim],
+        x[..., first - dim : first],
+        x[..., first:-2],
+        clusters,
+        ops.cast(x[..., -1] > 0, "int32") - 1,
         ops.cast(x[..., -2], "float32"),
-        x[..., -1] > 0,
     )
 
 
@@ -114,11 +117,11 @@ def absorbed(group, cache, index, pairs, offered, real):
         # Most tokens flush nothing.
         parts = ops.cond(
             ops.any(flushed),
-            lambda: _flush(group, parts, x, clusters, flushed),
+            lambda: flush(group, parts, x, clusters, flushed),
             lambda: parts,
         )
     else:
-        parts = _flush(group, parts, x, clusters, flushed)
+        parts = flush(group, parts, x, clusters, flushed)
     recent = _recent(cache, index, x, clusters, end)
     if group.num_sinks:
         recent["first"] = _first(cache, index, new, start)
@@ -148,27 +151,24 @@ def _positions(cache, index, number):
     return ops.concatenate([recent, new], axis=1)
 
 
-def _flush(group, parts, x, clusters, flushed):
-    """Adds pairs to their clusters."""
-    _, far_key, value, bias, _ = split(group, x)
-    bias = bias[..., None]
-    ones = ops.ones_like(bias)
-    sums = ops.concatenate(
-        [ops.cast(far_key, "float32"), ops.cast(value, "float32"), ones, bias], axis=-1
-    )
+def flush(group, parts, x, clusters, flushed):
+    """Adds pairs to their clusters.
+
+    Args:
+        group: the `MultipoleHeads`.
+        parts: dict of what a cache has of clusters.
+        x: `<float>[B, G, X, E]`, as `rows_of` returns it.
+        clusters: `<int32>[B, G, X]`.
+        flushed: `<bool>[B, G, X]`, which pairs are added.
+    """
+    pairs = pairs_of(group, x, clusters)
     joins = ops.where(flushed, clusters, group.num_clusters)
     joins = backends.one_hot(joins, group.num_clusters, dtype="float32")
-    sums = parts["sums"] + product(joins, sums, transpose_x=True)
-    new = ops.concatenate([far_key, x[..., -2 - group.value_dim :]], axis=-1)
-    return {
-        **rings.joined(
-            {name: parts[name] for name in ("rows", "counts")},
-            clusters[..., None],
-            flushed[..., None],
-            rows=new,
-        ),
-        "sums": sums,
-    }
+    sums = parts["sums"] + product(joins, pairs.rows(), transpose_x=True)
+    new = rows.make_rows(pairs.far_key, pairs.value, None, pairs.bias)
+    rest = {name: parts[name] for name in ("rows", "counts")}
+    clusters, flushed = clusters[..., None], flushed[..., None]
+    return {**rings.joined(rest, clusters, flushed, rows=new), "sums": sums}
 
 
 def _recent(cache, index, x, clusters, end):
@@ -212,6 +212,7 @@ class Front:
         sums: `<float32>[B, G, K, E]`, over all pairs that the cache has flushed.
         starts: `<int32>[B, 1, 1]`, positions at which documents start.
         length: number of places that the pairs before those of a call take.
+        window: number of pairs of each cluster that the cache holds.
     """
 
     def __init__(self, group, cache, after):
@@ -219,6 +220,7 @@ class Front:
         self.sums = cache["sums"]
         self.starts = after["start"][:, None, None]
         self.length = cache["recent"].shape[2] + group.num_sinks
+        self.window = cache["rows"].shape[3]
 
     def before(self, pairs, size):
         """Returns `Pairs` of the cache, in `size` places, and after them those given.
@@ -226,7 +228,7 @@ class Front:
         First pairs come first, recent ones last.
         """
         group, cache = self._group, self._cache
-        found = [self._of_rows(cache["recent"], cache["recent_clusters"])]
+        found = [pairs_of(group, cache["recent"], cache["recent_clusters"])]
         num_recent = cache["recent"].shape[2]
         positions = cache["end"][:, None] - num_recent + numbers(num_recent)
         places = (positions - cache["start"][:, None])[:, None]
@@ -237,7 +239,7 @@ class Front:
         if group.num_sinks:
             first = self._after["first"]
             clusters = ops.zeros_like(first[..., 0], "int32")
-            found.insert(0, self._of_rows(first, clusters))
+            found.insert(0, pairs_of(group, first, clusters))
             wanted = numbers(group.num_sinks)
             places.insert(0, ops.where(first[..., -1] > 0, wanted, -1))
         missing = size - self.length
@@ -267,10 +269,6 @@ class Front:
             return ops.zeros(shape, "float32")
         return ops.broadcast_to(pairs.bias, shape)
 
-    def _of_rows(self, x, clusters):
-        key, far_key, value, bias, _ = split(self._group, x)
-        return Pairs(key, far_key, value, clusters, None, bias)
-
     def with_members(self, members, choice):
         """Returns `Members` that start with those of the cache, and ends among them."""
         group, counts = self._group, self._cache["counts"]
@@ -295,11 +293,18 @@ class Front:
         return Members(*found), ends
 
 
-def max_positions(group, cache):
-    """Returns how many positions a cache has room for; None for any number."""
-    num_recent, window = cache["recent"].shape[2], cache["rows"].shape[3]
-    wanted = max(group.num_recent + group.flushed_block - 1, 1)
-    if num_recent < wanted:
-        return num_recent
-    wanted = group.attention_window // group.clusters_per_query
-    return window if group.keeps_all or window < wanted else None
+def of_memory(group, pairs, starts):
+    """Returns what queries need of another sequence, a dict of tensors.
+
+    Args:
+        group: the `MultipoleHeads`.
+        pairs: its `Pairs`.
+        starts: `<int32>`, broadcastable to `[B, 1, 1]`, positions of the first ones.
+    """
+    empty = make(group, ops.shape(pairs.key)[0], length_of(pairs.key, 2))
+    parts = {name: empty[name] for name in ("rows", "counts", "sums")}
+    is_far = pairs.far_clusters(group) < group.num_clusters
+    x = rows_of(group, pairs, pairs.places >= 0)
+    first = pairs.first(starts, group.num_sinks)
+    first = rows_of(group, first, first.places >= 0)
+    return {**flush(group, parts, x, pairs.clusters, is_far), "first": first}

@@ -1,6 +1,7 @@
 """Multipole heads: near pairs and the best clusters exactly, all others by means."""
 
 import dataclasses
+import functools
 
 import keras
 from keras import ops
@@ -9,21 +10,30 @@ from routing_tf.layers.caches import multipole_cache
 from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.heads.head_group import HeadGroup
+from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.multipole import MultipolePass
+from routing_tf.layers.routing.multipole import TwoSidedPass
 from routing_tf.layers.routing.multipole import attend_next
+from routing_tf.layers.routing.multipole import attend_to_memory
+from routing_tf.layers.routing.multipole import reads_of_cache
+from routing_tf.layers.routing.multipole import reads_of_pairs
 from routing_tf.layers.routing.online_kmeans import normalize
 from routing_tf.layers.routing.pairs import Pairs
 from routing_tf.layers.routing.pairs import Queries
 from routing_tf.layers.routing.pairs import document_places
+from routing_tf.layers.routing.routed_tokens import RoutedTokens
 from routing_tf.layers.routing.routed_tokens import real_tokens
+from routing_tf.layers.support import backends
 from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.key_shift import read_next_values
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import without_padding
+from routing_tf.layers.support.products import product
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
@@ -186,9 +196,14 @@ class MultipoleHeads(ClusteredHeads):
             )
         if self.far_distance is not None and not self.rotary_positions:
             raise ValueError(
-                "`far_distance` needs `rotary_positions=True` or `rotary`: without "
-                "them, logits do not depend on distances. Received: "
+                "`far_distance` must be None without `rotary_positions` or `rotary`: "
+                "logits do not depend on distances then. Received: "
                 f"far_distance={self.far_distance}"
+            )
+        if self.query_cluster != "query":
+            raise ValueError(
+                '`query_cluster` must be "query" for MultipoleHeads: queries choose '
+                f"among means. Received: query_cluster={self.query_cluster!r}"
             )
         if self.max_relative_position is not None:
             raise ValueError(
@@ -244,8 +259,18 @@ class MultipoleHeads(ClusteredHeads):
     def attend(self, inputs, training=None):
         queries, keys = self.compared(inputs, training)
         output = self._attend(inputs, queries, keys, training)
-        output = without_padding(output, real_tokens(inputs))
-        return ops.cast(output, self.compute_dtype)
+        real = inputs.query_mask if inputs.is_cross_attention else real_tokens(inputs)
+        output = ops.cast(without_padding(output, real), self.compute_dtype)
+        if training and self.exploring_queries and not inputs.is_cross_attention:
+            return self._explored(output, inputs, queries, keys, training)
+        return output
+
+    def _explored(self, output, inputs, queries, keys, training):
+        # Values stand at their keys there.
+        inputs = read_next_values(inputs) if self.key_shift else inputs
+        inputs = self.for_queries(dataclasses.replace(inputs, key=keys["key"]))
+        tokens = RoutedTokens(queries[0], inputs.key, *[None] * 4, inputs, False, False)
+        return self.explored(output, tokens, inputs, training)
 
     def _attend(self, inputs, queries, keys, training=None):
         key_mask, value_mask = inputs.key_mask, inputs.value_mask
@@ -263,9 +288,22 @@ class MultipoleHeads(ClusteredHeads):
         segments = None if inputs.segments is None else inputs.segments.value
         offered = places if mask is None else ops.where(mask, places, -1)
         pairs = self._pairs(inputs, keys, offered, segments)
+        if inputs.is_cross_attention:
+            if segments is not None:
+                refuse_segments(self, "means of another sequence cross their borders")
+            return self._attend_to_memory(queries, pairs, starts, training)
         queries = Queries(*queries, places, segments, starts)
         is_whole = inputs.value_mask is None and segments is None
-        return MultipolePass(self, queries, pairs, is_whole).attend(training)
+        kind = MultipolePass if inputs.use_causal_mask else TwoSidedPass
+        return kind(self, queries, pairs, is_whole).attend(training)
+
+    def _attend_to_memory(self, queries, pairs, starts, training):
+        clusters = pairs.far_clusters(self)
+        joins = backends.one_hot(clusters, self.num_clusters, dtype="float32")
+        sums = product(joins, pairs.rows(), transpose_x=True)
+        reads_of = functools.partial(reads_of_pairs, self, pairs, clusters)
+        first = pairs.first(starts, self.num_sinks)
+        return attend_to_memory(self, queries[0], first, sums, reads_of, training)
 
     def _pairs(self, inputs, keys, places, segments=None):
         bias = inputs.token_bias
@@ -289,25 +327,24 @@ class MultipoleHeads(ClusteredHeads):
         (assigned,) = self.assign(
             [normalize(key)], [inputs.key_mask], training, inputs.adds_losses
         )
-        keys = {"clusters": assigned.numbers[..., None]}
-        far_query = None
-        if self.far_distance is not None:
-            distance, zero = (
-                ops.full((1, 1, 1), x, "int32") for x in (self.far_distance, 0)
-            )
-            far_query = self.turned(query, positions=distance)
-            keys["far_key"] = self.turned(key, positions=zero)
-        if self.rotary_positions:
-            query, key = (self.rotated(x, inputs) for x in (query, key))
-        keys["key"] = key
-        return (query, query if far_query is None else far_query), keys
+        keys = {"key": key, "clusters": assigned.numbers[..., None]}
+        if not self.rotary_positions:
+            return (query, query), keys
+        keys["key"], turned = self.rotated(key, inputs), self.rotated(query, inputs)
+        if self.far_distance is None:
+            return (turned, turned), keys
+        distance, zero = (
+            ops.full((1, 1, 1), x, "int32") for x in (self.far_distance, 0)
+        )
+        keys["far_key"] = self.turned(key, positions=zero)
+        return (turned, self.turned(query, positions=distance)), keys
 
     def vectors(self, inputs):
         """Returns queries and keys as they are compared, not yet turned."""
         query, key = inputs.query, inputs.key
-        if key is None:
-            # Queries are scaled.
-            key = query * self.key_dim**0.5
+        if self.share_query_key:
+            # They are scaled as queries are.
+            key = (query if key is None else key) * self.key_dim**0.5
         if self.normalization == "layer":
             query, key = normalize(query), normalize(key)
             return super().normalized(query, key) if self.qk_norm else (query, key)
@@ -324,7 +361,7 @@ class MultipoleHeads(ClusteredHeads):
         return multipole_cache.restarted(cache)
 
     def max_positions(self, cache):
-        return multipole_cache.max_positions(self, cache)
+        return cache["rows"].shape[3] if self.keeps_all else None
 
     def start(self, cache, inputs):
         queries, keys = self.compared(inputs)
@@ -369,3 +406,24 @@ class MultipoleHeads(ClusteredHeads):
                 known_mask(inputs.value, inputs.value_mask), follows
             )
         return cache, self._pairs(inputs, keys, None), (offered, real)
+
+    def make_memory(self, inputs, max_length):
+        _, keys = self.compared(dataclasses.replace(inputs, query=inputs.key))
+        mask = combine_masks(inputs.key_mask, inputs.value_mask)
+        length = length_of(inputs.value, 2)
+        places, starts = document_places(length, mask, None)
+        places = places if mask is None else ops.where(mask, places, -1)
+        pairs = self._pairs(inputs, keys, places)
+        return multipole_cache.of_memory(self, pairs, starts)
+
+    def restart_memory(self, cache):
+        return cache
+
+    def read_memory(self, cache, index, inputs):
+        key = inputs.query[:, : self.num_key_heads]
+        query, _ = self.vectors(dataclasses.replace(inputs, key=key))
+        first = multipole_cache.pairs_of(self, cache["first"])
+        reads_of = functools.partial(reads_of_cache, self, cache)
+        output = attend_to_memory(self, query, first, cache["sums"], reads_of)
+        output = without_padding(output, inputs.query_mask)
+        return ops.cast(output, self.compute_dtype), cache

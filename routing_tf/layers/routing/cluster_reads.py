@@ -88,11 +88,11 @@ class SortedReads(_Reads):
         choice: `Choice`.
         ends: `<int32>[B, G, N, R, P]`, the rank in its cluster, among the members,
             after the last pair that is read.
-        window: how many of them are read at most.
+        numbers: `<int32>[B, G, N, R, P]`, how many pairs are read.
+        window: how many these are at most.
     """
 
-    def __init__(self, group, query, members, choice, ends, window):
-        numbers = ops.minimum(choice.counts, window)
+    def __init__(self, group, query, members, choice, ends, numbers, window):
         self._shape = batch, heads, blocks, rows, number = ops.shape(numbers)
         self._length = blocks * rows * number
         flat = (batch, heads, self._length)
@@ -132,6 +132,29 @@ class SortedReads(_Reads):
         """From `[B, G, M, C, D]` to `[B, G, N, R, D]`."""
         x = self._found.order.restore(x)
         return ops.sum(ops.reshape(x, (*self._shape, length_of(x, -1))), axis=-2)
+
+
+class ReadsOfTwo:
+    """Two reads of each chosen cluster, with the attributes and methods of one."""
+
+    def __init__(self, *reads):
+        self._reads = reads
+        self.numbers, self.sums = (
+            sum(getattr(x, name) for x in reads) for name in ("numbers", "sums")
+        )
+        self.biases = None
+        if reads[0].biases is not None:
+            self.biases = sum(x.biases for x in reads)
+        self.largest = ops.maximum(*(x.largest for x in reads))
+
+    def weights(self, largest):
+        return [x.weights(largest) for x in self._reads]
+
+    def totals(self, weights):
+        return sum(x.totals(own) for x, own in zip(self._reads, weights))
+
+    def output(self, weights, shares):
+        return sum(x.output(own, shares) for x, own in zip(self._reads, weights))
 
 
 class GatheredReads(_Reads):

@@ -7,6 +7,7 @@ that a query reads, Y near pairs, D dim.
 import dataclasses
 from typing import Any
 
+import keras
 from keras import ops
 
 from routing_tf.layers.support import backends
@@ -20,6 +21,42 @@ HIDDEN = large_negative("float32")
 NEAR_TIE = 1e-5
 
 
+class Table:
+    """Sums over pairs, by cluster.
+
+    Args:
+        sums: `<float32>[B, G, N, K, E]`; columns are those of keys and of values, the
+            number of pairs, and that of their biases, if any.
+        key_dim: size of a key.
+        value_dim: size of a value.
+        is_own: `<float32>[B, 1, N, R, 1]`, 0 for queries that do not see these pairs;
+            None (the default) for none.
+    """
+
+    def __init__(self, sums, key_dim, value_dim, is_own=None):
+        self._key, first = sums[..., :key_dim], key_dim + value_dim
+        self._value, self._is_own = sums[..., key_dim:first], is_own
+        self._count = sums[..., None, :, first]
+        has_bias = sums.shape[-1] > first + 1
+        self._bias = sums[..., None, :, first + 1] if has_bias else None
+
+    def seen_by(self, query):
+        """Returns sums of logits, numbers of pairs, and sums of biases or None.
+
+        They are `<float32>`, broadcastable to `[B, G, N, R, K]`.
+        """
+        logits = product(query, self._key, transpose_y=True)
+        found = logits, self._count, self._bias
+        if self._is_own is None:
+            return found
+        return [None if x is None else x * self._is_own for x in found]
+
+    def output(self, weights):
+        """Returns sums of values, for weights of pairs `<float32>[B, G, N, R, K]`."""
+        weights = weights if self._is_own is None else weights * self._is_own
+        return product(weights, self._value)
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Poles:
     """What queries know of the pairs of each cluster that are not near.
@@ -29,28 +66,19 @@ class Poles:
             their biases and a soft cap.
         counts: `<float32>`, broadcastable to that, how many pairs.
         biases: the same for the sums of their biases; None without any.
-        values: `<float32>[B, G, N, K, D]`, sums of their values.
-        goes_on: `<float32>[B, 1, N, R, 1]`, 0 for queries to which these sums of values
-            do not belong; None for none.
+        tables: list of the `Table`s of pairs that are not in windows.
     """
 
     logits: Any
     counts: Any
     biases: Any
-    values: Any
-    goes_on: Any = None
+    tables: Any
 
-    def output(self, weights):
-        """Returns the values for weights of pairs `<float32>[B, G, N, R, K]`."""
-        if self.goes_on is not None:
-            weights = weights * self.goes_on
-        return product(weights, self.values)
-
-    def means(self, capped, logits=None, counts=None, biases=None):
+    def means(self, group, logits=None, counts=None, biases=None):
         """Returns mean logits, `<float32>[B, G, N, R, K]`; hidden in empty clusters.
 
         Args:
-            capped: function that applies the soft cap of logits.
+            group: the `MultipoleHeads`.
             logits: sums of other pairs; None (the default) for those of all.
             counts: likewise.
             biases: likewise.
@@ -58,10 +86,18 @@ class Poles:
         if logits is None:
             logits, counts, biases = self.logits, self.counts, self.biases
         number = ops.maximum(counts, 1.0)
-        means = capped(logits / number)
+        means = group.capped(logits / number)
         if biases is not None:
             means = means + biases / number
         return ops.where(counts > 0, means, HIDDEN)
+
+    def choice(self, group):
+        """Returns the `Choice` of the clusters that may hold the most mass."""
+        return choose(self.means(group), self.counts, group.clusters_per_query)
+
+    def output(self, weights):
+        """Returns sums of the values in tables, see `Table.output`."""
+        return sum(table.output(weights) for table in self.tables)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -183,7 +219,7 @@ class OneSoftmax:
     def _of_unread(self, group):
         """Returns mean logits of pairs that are not read, and their numbers."""
         poles, choice, reads = self.poles, self.choice, self.reads
-        means = poles.means(group.capped)
+        means = poles.means(group)
         shape = ops.shape(means)
         counts = ops.broadcast_to(poles.counts, shape)
         num_read = ops.cast(reads.numbers, "float32")
@@ -193,7 +229,7 @@ class OneSoftmax:
             biases = choice.of_chosen(ops.broadcast_to(poles.biases, shape))
             biases = biases - reads.biases
         logits = choice.of_chosen(poles.logits) - reads.sums
-        of_chosen = poles.means(group.capped, logits, unread, biases)
+        of_chosen = poles.means(group, logits, unread, biases)
         means = choice.replaced(means, of_chosen)
         if not group.summaries:
             means = ops.full_like(means, HIDDEN)
@@ -204,7 +240,9 @@ class OneSoftmax:
         of_near, output = self._dropout(self.of_near, training=training), 0.0
         if self.poles is not None:
             of_poles = self._dropout(self.of_poles, training=training)
-            of_reads = self._dropout(self.of_reads, training=training)
+            of_reads = keras.tree.map_structure(
+                lambda x: self._dropout(x, training=training), self.of_reads
+            )
             output = self.poles.output(of_poles)
             shares = self.choice.of_chosen(of_poles)
             output = output + self.reads.output(of_reads, shares)

@@ -8,7 +8,10 @@ from typing import Any
 
 from keras import ops
 
+from routing_tf.layers.routing.cluster_reads import Members
+from routing_tf.layers.support import gathering
 from routing_tf.layers.support import segments as segment
+from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 
 
@@ -34,6 +37,52 @@ class Pairs:
     places: Any
     bias: Any = None
     segments: Any = None
+
+    def far_clusters(self, group):
+        """Returns the clusters in which queries may see pairs from far, `[B, G, X]`.
+
+        They are the number of clusters for pairs in none: first pairs, and padding.
+        """
+        is_far = self.places >= group.num_sinks
+        return ops.where(is_far, self.clusters, group.num_clusters)
+
+    def rows(self):
+        """Returns what `Table` adds up, `<float32>[B, G, X, E]`."""
+        parts = [ops.cast(x, "float32") for x in (self.far_key, self.value)]
+        parts.append(ops.ones_like(parts[1][..., :1]))
+        if self.bias is not None:
+            parts.append(parts[-1] * self.bias[..., None])
+        return ops.concatenate(parts, axis=-1)
+
+    def members(self, clusters):
+        """Returns the pairs as `Members` of clusters `<int32>[B, G, X]`."""
+        key, value = (ops.cast(x, "float32") for x in (self.far_key, self.value))
+        bias = self.bias
+        bias = None if bias is None else ops.broadcast_to(bias, ops.shape(clusters))
+        return Members(clusters, key, value, bias)
+
+    def first(self, starts, number):
+        """Returns the `Pairs` of the first `number` places, `[B, G, number, ...]`.
+
+        Their places are -1 for what is no pair.
+        """
+        wanted = numbers(number)[None, None]
+        found = {
+            name: at_places(getattr(self, name), wanted + starts)
+            for name in ("key", "far_key", "value", "clusters", "places", "bias")
+            if getattr(self, name) is not None
+        }
+        places = ops.where(found["places"] == wanted, wanted, -1)
+        return Pairs(**{**found, "places": places})
+
+
+def at_places(x, index):
+    """Returns `[B, G, X, ...]` at places `<int32>[B, 1, ...]`; the last beyond it."""
+    index = ops.minimum(index, length_of(x, 2) - 1)
+    index = ops.broadcast_to(index, (*ops.shape(x)[:2], *ops.shape(index)[2:]))
+    if len(x.shape) == 3:
+        return gathering.entries_at(x, index)
+    return gathering.gather(x, index)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -48,17 +48,19 @@ def inputs(num_heads=2, num_key_heads=2):
     return [helpers.normal(2, h, LENGTH, DIM, seed=i) for i, h in enumerate(heads)]
 
 
-def compare(group, arrays, mask=None, bias=None, ids=None, **options):
-    call = {"use_causal_mask": True, "token_bias": bias}
+def compare(group, arrays, mask=None, bias=None, ids=None, causal=True, cross=False):
+    call = {"use_causal_mask": causal, "token_bias": bias, "is_cross_attention": cross}
     if mask is not None:
-        call |= {"query_mask": mask, "value_mask": mask}
+        call |= {"query_mask": None if cross else mask, "value_mask": mask}
     if ids is not None:
         call["segments"] = Segments.of_ids(keras.ops.convert_to_tensor(ids))
         # An id that comes again is another document.
         ids = np.cumsum(np.diff(ids, axis=1, prepend=ids[:, :1]) != 0, axis=1)
     found = golden_cases.to_numpy(group(*arrays, **call))
-    expected, _ = multipole_oracle.attend(group, *arrays, mask, bias, ids)
-    if mask is not None:
+    expected, _ = multipole_oracle.attend(
+        group, *arrays, mask, bias, ids, causal=causal, cross=cross
+    )
+    if mask is not None and not cross:
         expected = np.where(mask[:, None, :, None], expected, 0)
     golden_cases.assert_close(found, expected, 2e-5)
 
@@ -86,6 +88,48 @@ def test_packed_documents(options):
     mask = np.ones(ids.shape, bool)
     mask[0, [13, 14, 22, 41]] = False
     compare(made(4, **options), inputs(4), mask, helpers.normal(2, LENGTH), ids)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_sinks": 0, "num_recent": 21}])
+def test_both_sides(options):
+    """Without a causal mask, pairs on both sides are near; documents stay apart."""
+    compare(made(4, **options), inputs(4), causal=False)
+    ids = np.repeat([[1, 2, 3], [4, 4, 5]], [25, 20, 5], axis=1)
+    mask = np.ones(ids.shape, bool)
+    mask[0, 25:28] = False
+    bias = helpers.normal(2, LENGTH)
+    compare(made(2, **options), inputs(), mask, bias, ids, causal=False)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_sinks": 0, "logit_soft_cap": 1.5}])
+def test_another_sequence(options):
+    query, key, value = inputs(4)
+    mask = helpers.mask_with_a_hole(LENGTH, LENGTH, 30)
+    arrays, bias = [query[:, :, :9], key, value], helpers.normal(2, LENGTH)
+    compare(made(4, **options), arrays, mask, bias, causal=False, cross=True)
+
+
+@pytest.mark.parametrize("summaries", [True, False])
+def test_a_match_that_is_not_read_teaches(summaries):
+    """Through the mean of its cluster, a key has a gradient."""
+    group = made(num_clusters=2, clusters_per_query=1, summaries=summaries)
+    direction = np.eye(DIM, dtype="float32")[0]
+    group.kmeans.centroids.assign(np.stack([[direction, -direction]] * 2))
+    query, key, value = inputs()
+    # Keys of odd places are in the cluster that queries do not read.
+    is_read = np.arange(LENGTH)[:, None] % 2 == 0
+    key = key + np.where(is_read, 5 * direction, -5 * direction)
+
+    def last_outputs(key):
+        output = group(query + 9 * direction, key, value, use_causal_mask=True)
+        return keras.ops.sum(output[:, :, -1])
+
+    gradient = golden_cases.gradient(last_outputs)(
+        keras.ops.convert_to_tensor(key.astype("float32"))
+    )
+    gradient = golden_cases.to_numpy(gradient)
+    assert np.all(np.any(gradient[:, :, ::2], axis=(2, 3)))
+    assert np.any(gradient[:, :, 3:40:2]) == summaries
 
 
 def test_equals_full_attention_where_it_should():

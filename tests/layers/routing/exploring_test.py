@@ -38,12 +38,22 @@ KINDS = {
     "not itself": functools.partial(hashed, attends_to_self=False),
     "cluster-strided": functools.partial(heads, layers.ClusterStridedHeads),
     "random": functools.partial(heads, layers.RandomHeads),
+    "multipole": functools.partial(
+        *(heads, layers.MultipoleHeads), clusters_per_query=1, num_recent=2
+    ),
     "positions of rank": functools.partial(heads, max_relative_position=3),
     "capped": functools.partial(heads, share_query_key=False, logit_soft_cap=1.5),
     "capped rounds": functools.partial(hashed, num_rounds=2, logit_soft_cap=1.5),
     "normalised": functools.partial(heads, qk_norm=True),
 }
-SHIFTED = ("token choice", "expert threshold", "apart", "hashed, apart", "random")
+SHIFTED = (
+    "token choice",
+    "multipole",
+    "expert threshold",
+    "apart",
+    "hashed, apart",
+    "random",
+)
 WAYS = [(kind, True, int(kind in SHIFTED)) for kind in KINDS]
 WAYS += [("token choice", True, 0)]
 WAYS += [

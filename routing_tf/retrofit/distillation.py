@@ -112,9 +112,9 @@ class _Distiller(keras.Model):
             (weight, ops.convert_to_tensor(self._full.get(id(weight), weight)))
             for weight in self.model.variables
         ]
-        with surgery.watched(self._slots, watch):
-            with keras.StatelessScope(state_mapping=values):
-                self.model(inputs, training=False)
+        scope = keras.StatelessScope(state_mapping=values)
+        with surgery.watched(self._slots, watch), scope:
+            self.model(inputs, training=False)
         return calls
 
 

@@ -121,10 +121,7 @@ def compared(slot, x, mask, dense):
     real = np.ones(x.shape[1], bool)
     if mask is not None:
         real = np.asarray(ops.convert_to_numpy(mask))[0]
-    dense, sparse = (
-        np.asarray(ops.convert_to_numpy(ops.cast(each, "float32")))[0, real]
-        for each in (dense, sparse)
-    )
+    dense, sparse = (_numpy(each)[0, real] for each in (dense, sparse))
     error = np.linalg.norm(sparse - dense) / max(np.linalg.norm(dense), 1e-30)
     mass, number = mass_and_number(slot, x, mask, real)
     return {
@@ -145,35 +142,32 @@ def mass_and_number(slot, x, mask, real):
         mask: `<bool>[1, length]`, or None.
         real: `<bool>[length]`, of NumPy.
     """
-    full = surgery.made_group(slot, FullHeads(slot.adapter.num_heads), **_plain(slot))
-    reading = _without_summaries(slot)
+    length = x.shape[1]
+    width = min(COLUMNS, length)
+    full = surgery.made_group(
+        slot, FullHeads(slot.adapter.num_heads), width, **_plain(slot)
+    )
+    groups = full, _reading(slot, width)
     query, key, value = slot.adapter.projected(x)
     mass = number = 0.0
-    length = x.shape[1]
-    for first in range(0, length, COLUMNS):
-        columns = np.eye(length, dtype="float32")[:, first : first + COLUMNS]
-        shape = (1, value.shape[1], *columns.shape)
-        columns = ops.cast(np.broadcast_to(columns, shape), value.dtype)
+    for first in range(0, length, width):
+        # Values that are columns of an identity matrix make outputs the weights.
+        columns = np.eye(length, width, -first, dtype="float32")
+        columns = np.broadcast_to(columns, (1, value.shape[1], *columns.shape))
+        projected = query, key, ops.cast(columns, value.dtype)
         weights, read = (
-            np.asarray(
-                ops.convert_to_numpy(
-                    ops.cast(
-                        group(
-                            inputs=slot.prepared(
-                                (query, key, columns), x, mask, group=group
-                            ),
-                            training=False,
-                        ),
-                        "float32",
-                    )
-                )
-            )[0][:, real]
-            for group in (full, reading)
+            _numpy(group(inputs=slot.prepared(projected, x, mask, group=group)))
+            for group in groups
         )
-        mass += np.sum(weights * (read > 0))
-        number += np.sum(read > 0)
+        is_read = read[0][:, real] > 0
+        mass += np.sum(weights[0][:, real] * is_read)
+        number += np.sum(is_read)
     queries = slot.adapter.num_heads * max(int(real.sum()), 1)
     return float(mass / queries), float(number / queries)
+
+
+def _numpy(x):
+    return np.asarray(ops.convert_to_numpy(ops.cast(x, "float32")))
 
 
 def _plain(slot):
@@ -182,14 +176,12 @@ def _plain(slot):
     return {**settings, "dropout": 0.0}
 
 
-def _without_summaries(slot):
+def _reading(slot, value_dim):
     """Returns heads that read what those of a slot read exactly, and nothing else."""
-    if not getattr(slot.group, "summaries", False):
-        return slot.group
     config = serialize(slot.group)
-    twin = surgery.made_group(slot, config, summaries=False)
-    for own, other in zip(twin.weights, slot.group.weights, strict=True):
-        own.assign(other)
+    options = {"summaries": False} if "summaries" in config["config"] else {}
+    twin = surgery.made_group(slot, config, value_dim, **options)
+    twin.set_weights(slot.group.get_weights())
     return twin
 
 

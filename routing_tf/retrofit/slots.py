@@ -163,15 +163,17 @@ def _step(group, cache, inputs, index):
     return in_pieces(group, "tokens", cache, inputs, ops.cast(index, "int32"))
 
 
-def made_group(slot, heads, **config):
+def made_group(slot, heads, value_dim=None, **config):
     """Returns heads for a slot, of the kind and settings of others, and builds them.
 
     Args:
         slot: the `Slot`.
         heads: a `HeadGroup`, or its config.
+        value_dim: size of a value; None (the default) for that of the layer.
         **config: arguments that are set, whatever `heads` have.
     """
     adapter, layer = slot.adapter, slot.layer
+    value_dim = value_dim or adapter.value_dim
     if isinstance(heads, HeadGroup):
         heads = serialize(heads)
     heads = {**heads, "config": {**heads["config"], **config}}
@@ -188,13 +190,11 @@ def made_group(slot, heads, **config):
             "`share_query_key=False`"
         )
     group.follow_dtype(layer.dtype_policy)
-    group.set_sizes(adapter.key_dim, adapter.value_dim)
+    group.set_sizes(adapter.key_dim, value_dim)
     group.num_key_value_heads = adapter.num_key_heads
     group.input_dim = adapter.dim
     start = (None, adapter.num_heads, None)
-    key_shape, value_shape = (
-        (*start, size) for size in (adapter.key_dim, adapter.value_dim)
-    )
+    key_shape, value_shape = (*start, adapter.key_dim), (*start, value_dim)
     with internals.scope_of(layer):
         group.build(key_shape, key_shape, value_shape)
     if adapter.has_sinks and getattr(group, "sink_logits", False):

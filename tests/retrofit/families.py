@@ -14,6 +14,7 @@ COMMON = {
     "num_layers": 2,
     "hidden_dim": 16,
     "intermediate_dim": 24,
+    "dropout": 0.0,
 }
 GROUPED = {**COMMON, "num_query_heads": NUM_HEADS, "num_key_value_heads": 2}
 EXPERTS = {"num_experts": 2, "top_k": 1}

@@ -38,7 +38,10 @@ def made(kind):
         model(tokens())
         return model
     ids = keras.Input((None,), dtype="int32")
-    x = keras.layers.Embedding(10, DIM, mask_zero=True)(ids)
+    x = keras.layers.Embedding(10, DIM, keras.initializers.RandomNormal(stddev=1.0))(
+        ids
+    )
+    mask = keras.ops.expand_dims(keras.ops.not_equal(ids, 0), 1)
     for place in range(2):
         if kind == "grouped":
             attention = keras.layers.GroupQueryAttention(4, 4, 2, name=f"own_{place}")
@@ -46,11 +49,13 @@ def made(kind):
             attention = keras.layers.MultiHeadAttention(
                 2, 4, bias_initializer="normal", name=f"own_{place}"
             )
-        x = x + attention(x, x, use_causal_mask=kind != "encoder")
+        causal = kind != "encoder"
+        x = x + attention(x, x, attention_mask=mask, use_causal_mask=causal)
     # Attention to another sequence stays.
     memory = keras.layers.Dense(DIM)(x)
-    x = x + keras.layers.MultiHeadAttention(2, 4, name="other")(x, memory)
-    return keras.Model(ids, keras.layers.Dense(3)(x))
+    other = keras.layers.MultiHeadAttention(2, 4, name="other")
+    other = other(x, memory, attention_mask=mask)
+    return keras.Model(ids, keras.layers.Dense(3)(x + other))
 
 
 def outputs(model):

@@ -6,9 +6,11 @@ import pytest
 
 from routing_tf import layers
 from routing_tf import retrofit
+from tests.retrofit import families
 from tests.retrofit.families_test import FAR
 from tests.retrofit.families_test import NEAR
 
+pytestmark = families.NOT_ON_JAX
 LENGTH, DIM = 20, 8
 REAL = np.arange(LENGTH) < np.array([[LENGTH], [13]])
 KINDS = ("causal", "encoder", "grouped", "subclassed")

@@ -13,7 +13,7 @@ from tests.retrofit import families
 from tests.retrofit.families_test import FAR
 from tests.retrofit.families_test import check_generation
 
-pytestmark = pytest.mark.usefixtures("eager")
+pytestmark = [pytest.mark.usefixtures("eager"), *families.NOT_ON_JAX]
 HEADS = families.NUM_HEADS
 
 

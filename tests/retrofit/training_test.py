@@ -8,7 +8,7 @@ from routing_tf import retrofit
 from tests.retrofit import families
 from tests.retrofit.families_test import FAR
 
-pytestmark = pytest.mark.usefixtures("eager")
+pytestmark = [pytest.mark.usefixtures("eager"), *families.NOT_ON_JAX]
 
 
 def changed(family="GPT2", **options):

@@ -4,6 +4,7 @@ import keras
 import keras_hub
 
 from routing_tf.layers.support.keras_internals import layers_inside
+from routing_tf.models import preprocessing
 from routing_tf.models import scoring
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.text_language_model import TextLanguageModel
@@ -52,6 +53,15 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
         # built.
         for layer in layers_inside(self):
             layer.built = True
+
+    def generate_preprocess(self, x, sequence_length=None):
+        """Turns prompts into inputs; see `keras_hub.models.CausalLMPreprocessor`.
+
+        Unlike there, a prompt that is longer than `sequence_length` is refused.
+        """
+        length = self.sequence_length if sequence_length is None else sequence_length
+        x = super().generate_preprocess(x, sequence_length=length + 1)
+        return preprocessing.without_last(x, "", "max_length", length)
 
 
 @keras.saving.register_keras_serializable("routing_tf")

@@ -99,8 +99,9 @@ class TextLanguageModel(Exportable):
 
         Raises:
             ValueError: if there is no preprocessor, for texts or for
-                `stop_token_ids="auto"`, `max_length` is not a positive integer, or
-                `stop_token_ids` is something else.
+                `stop_token_ids="auto"`, `max_length` is not a positive integer or
+                shorter than a prompt, which is never cut, or `stop_token_ids` is
+                something else.
         """
         if preprocessing.holds_nothing(self, inputs):
             return []

@@ -51,6 +51,24 @@ def test_no_prompt_has_no_continuation(prompts, greedy):
     assert lm.generate(batches, max_length=8) == []
 
 
+def test_prompts_are_never_cut():
+    """Three letters, one of two bytes, and the leading id take five tokens."""
+    preprocessor = models.RoutingTransformerCausalLMPreprocessor(
+        tokenizers.ByteTokenizer(), sequence_length=4
+    )
+    lm = small_models.language_model(
+        vocabulary_size=258, num_layers=1, preprocessor=preprocessor
+    )
+    texts = tf.data.Dataset.from_tensor_slices(["a", "b\xe9c"]).batch(1)
+    for prompts in ("b\xe9c", ["a", "b\xe9c"], texts):
+        with pytest.raises(ValueError, match="Received: one with more than 4 tokens"):
+            lm.generate(prompts, strip_prompt=True)
+    assert lm.generate("b\xe9c", max_length=5) == "b\xe9c"
+    inputs = texts.map(preprocessor.generate_preprocess)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more than 4 tokens"):
+        list(inputs)
+
+
 @pytest.fixture(scope="module")
 def losses_by_hand():
     """Losses of two steps of gradient descent, without the training of Keras."""
@@ -137,6 +155,7 @@ def test_generation_stops(greedy):
     before = np.cumsum(is_stop, axis=1) - is_stop
     np.testing.assert_array_equal(mask, before == 0)
     np.testing.assert_array_equal(stopped[mask], token_ids[mask])
+    assert not stopped[~mask].any()
 
 
 def test_ids_and_mask_of_other_shapes_are_refused(greedy):

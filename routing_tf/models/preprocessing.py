@@ -50,9 +50,10 @@ def without_last(inputs, prefix, name, length):
     """
     kept = {key: inputs[f"{prefix}{key}"] for key in ("token_ids", "padding_mask")}
     message = (
-        "Texts are not cut, so each must fit into the sequences of the model. Received: "
-        f"one with more than {length} tokens, start and end included, and {name}="
-        f"{length}. Pass a larger `{name}`, where the model has room, or a shorter text"
+        "Texts are not cut, so each must fit into the sequences of the model. "
+        f"Received: one with more than {length} tokens, start and end included, and "
+        f"{name}={length}. Pass a larger `{name}`, where the model has room, or a "
+        "shorter text"
     )
     last = kept["padding_mask"][..., -1]
     if tf.executing_eagerly():

@@ -14,6 +14,7 @@ from routing_tf.models import preprocessing
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.compiled import compiled
+from routing_tf.models.compiled import way_of
 from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.preset_backbone import preset_from_elsewhere
 from routing_tf.models.saved_model import Exportable
@@ -129,14 +130,14 @@ class TextLanguageModel(Exportable):
             return super().generate(inputs, max_length, stop_token_ids, strip_prompt)
 
     def make_generate_function(self):
-        """Compiles `generate_step`, again if the model has other weights now.
+        """Compiles `generate_step`, again if it must now be done in another way.
 
         A compiled function does not know weights that LoRA or `quantize` add later.
         """
-        num_weights = len(self.weights)
-        if getattr(self, "_num_generating_weights", num_weights) != num_weights:
+        made_for = (len(self.weights), way_of(self))
+        if getattr(self, "_generate_is_made_for", made_for) != made_for:
             self.generate_function = None
-        self._num_generating_weights = num_weights
+        self._generate_is_made_for = made_for
         if self.generate_function is None:
             generate = self._compiled_generate_step()
 
@@ -154,9 +155,12 @@ class TextLanguageModel(Exportable):
         return self.generate_function
 
     def _compiled_generate_step(self):
+        backend = keras.backend.backend()
+        if backend == "jax" and way_of(self) == "eager":
+            # keras_hub looks only at `run_eagerly`.
+            return self.generate_step
         is_of_keras_hub = type(self.sampler).__module__.startswith("keras_hub.")
-        is_graph = keras.backend.backend() == "tensorflow" and not self.run_eagerly
-        if is_graph and is_of_keras_hub:
+        if backend == "tensorflow" and is_of_keras_hub:
             # They do without AutoGraph, which would take longer than all of the rest.
             return compiled(self, self.generate_step)
         return super().make_generate_function()

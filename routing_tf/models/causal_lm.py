@@ -47,6 +47,7 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
     tokenizer_cls = ByteTokenizer
 
     def __init__(self, tokenizer, **kwargs):
+        preprocessing.check_tokenizer(tokenizer)
         super().__init__(tokenizer, **kwargs)
         self.build(None)
         # Keras traces a model again in every step as long as one of its layers is not

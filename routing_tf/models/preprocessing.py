@@ -42,6 +42,20 @@ def byte_preprocessor(cls, preset, hyperparameters):
     return cls.preprocessor_cls(tokenizer, **sequence_lengths(hyperparameters))
 
 
+def check_tokenizer(tokenizer):
+    """Refuses a tokenizer of sequences of one length, which cuts texts and pads them.
+
+    Nothing would tell its padding from tokens.
+    """
+    length = getattr(tokenizer, "sequence_length", None)
+    if length is not None:
+        raise ValueError(
+            "`tokenizer` must leave texts as long as they are. Received: "
+            f"{type(tokenizer).__name__}(sequence_length={length}). Leave "
+            "`sequence_length` of the tokenizer out, and pass that of the preprocessor"
+        )
+
+
 def without_last(inputs, prefix, name, length):
     """Returns ids and mask of texts without their last place, which must be padding.
 

@@ -51,6 +51,7 @@ class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreproce
     tokenizer_cls = ByteTokenizer
 
     def __init__(self, tokenizer, **kwargs):
+        preprocessing.check_tokenizer(tokenizer)
         super().__init__(tokenizer, **kwargs)
         self.build(None)
         # Keras traces a model again in every step as long as one of its layers is not

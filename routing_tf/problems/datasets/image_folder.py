@@ -371,7 +371,8 @@ def _pixels(content, path, channels):
     image = _opened(content)
     # A GIF has a palette, which may happen to be grey.
     is_grey = image.format != "GIF" and image.mode in ("1", "L", "LA", "I", "I;16")
-    if image.format != "JPEG" and getattr(image, "is_animated", False):
+    has_frames = image.format in ("GIF", "PNG", "WEBP")  # a JPEG may have previews
+    if has_frames and getattr(image, "is_animated", False):
         message = "only the first frame of %s is read, as of all files with several"
         logging.log_first_n(logging.WARNING, f"{message} frames", 1, path)
     image.load()

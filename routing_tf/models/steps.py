@@ -176,11 +176,10 @@ def continue_rows(
     first of `stop_token_ids` (None for no such ids); ids after it are 0.
     """
     is_given = ops.cast(is_given, "bool")
-    if stop_token_ids is not None:
-        # keras_hub would stop at ids in the buffer after the prompt.
-        stops = set(stop_token_ids)
-        filler = min(set(range(len(stops) + 1)) - stops)
-        tokens = ops.where(is_given, tokens, filler)
+    # keras_hub would stop at ids in the buffer after the prompt.
+    stops = set(stop_token_ids or ())
+    filler = min(set(range(len(stops) + 1)) - stops)
+    tokens = ops.where(is_given, tokens, filler)
     index, hidden = 1, None
     if reads:
         # A row starts behind its first id, which is there in any case.

@@ -15,6 +15,7 @@ from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import way_of
+from routing_tf.models.known_ids import known_ids
 from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.preset_backbone import preset_from_elsewhere
 from routing_tf.models.saved_model import Exportable
@@ -142,13 +143,12 @@ class TextLanguageModel(Exportable):
             generate = self._compiled_generate_step()
 
             def generate_checked(inputs, stop_token_ids=None):
-                # A compiled function cannot check the values of a mask.
-                for name in inputs:
-                    if name in ("padding_mask", "decoder_padding_mask"):
-                        steps.check_prompt_mask(name, inputs[name])
-                prompts = _prompts(inputs)
-                if any(x.shape[0] == 0 for x in prompts.values()):
-                    return prompts
+                # A compiled function cannot check values.
+                inputs = _checked(inputs, self.hyperparameters.vocabulary_size)
+                prefix = "decoder_" if "decoder_token_ids" in inputs else ""
+                names = f"{prefix}token_ids", f"{prefix}padding_mask"
+                if inputs[names[0]].shape[0] == 0:
+                    return {name: inputs[name] for name in names}
                 return generate(inputs, stop_token_ids=stop_token_ids)
 
             self.generate_function = generate_checked
@@ -175,6 +175,7 @@ class TextLanguageModel(Exportable):
         """
         names = f"{prefix}token_ids", f"{prefix}padding_mask"
         token_ids, mask = (inputs[name] for name in names)
+        token_ids = ops.cast(token_ids, "int32")
         steps.check_prompt_mask(names[1], mask)
         batch, length = ops.shape(token_ids)
         steps.check_not_cut(self.hyperparameters, length)
@@ -332,18 +333,24 @@ class TextLanguageModel(Exportable):
         return self.logits_of(hidden), hidden, cache
 
 
-def _prompts(inputs):
-    """Returns the ids and the mask of the prompts among inputs, as tensors."""
-    prefix = "decoder_" if "decoder_token_ids" in inputs else ""
-    names = (f"{prefix}token_ids", f"{prefix}padding_mask")
-    prompts = {name: ops.convert_to_tensor(inputs[name]) for name in names}
-    shapes = [tuple(x.shape) for x in prompts.values()]
-    if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
-        raise ValueError(
-            f"`{names[0]}` and `{names[1]}` must both be (batch, length). Received: "
-            f"shapes {shapes[0]} and {shapes[1]}"
-        )
-    return prompts
+def _checked(inputs, vocabulary_size):
+    """Returns inputs as tensors, ids as `<int32>`; refuses ids that are unknown."""
+    found = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
+    for name in filter(lambda name: name.endswith("token_ids"), inputs):
+        mask_name = name.replace("token_ids", "padding_mask")
+        shapes = [tuple(found[key].shape) for key in (name, mask_name)]
+        if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+            raise ValueError(
+                f"`{name}` and `{mask_name}` must both be (batch, length). Received: "
+                f"shapes {shapes[0]} and {shapes[1]}"
+            )
+        if not name.startswith("encoder_"):
+            steps.check_prompt_mask(mask_name, inputs[mask_name])
+        # The tensor of other integers may have lost the upper ones of their bits.
+        ids = known_ids(inputs[name], vocabulary_size, f"`{name}`", inputs[mask_name])
+        if keras.backend.standardize_dtype(found[name].dtype) != "int32":
+            found[name] = ops.convert_to_tensor(ids)
+    return found
 
 
 def _checked_stops(stop_token_ids):

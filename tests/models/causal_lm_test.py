@@ -1,12 +1,14 @@
 import contextlib
 
 import keras
+import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from routing_tf import models
 from routing_tf import tokenizers
+from routing_tf.generation.token_stream import TokenStream
 from tests import golden_cases
 from tests import tracing
 from tests.models import small_models
@@ -164,3 +166,37 @@ def test_ids_and_mask_of_other_shapes_are_refused(greedy):
         wrong = {name: cut(array) for name, array in x.items()}
         with pytest.raises(ValueError, match="must both be .batch, length.. Received"):
             lm.generate(wrong, stop_token_ids=None)
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        ([0, small_models.VOCABULARY_SIZE], "0 to 31"),
+        ([0, -1], "-1 to 0"),
+        ([0, 3 + 2**32], "0 to 4294967299"),
+        ([0, 2.5], "0.0 to 2.5"),
+        ([0, np.nan], "nan to nan"),
+    ],
+)
+def test_ids_that_the_model_does_not_have_are_refused(greedy, ids, message):
+    lm, *_ = greedy
+    message = f"Ids must be integers from 0 to 30, .*Received: {message} in "
+    rows = np.array([[*ids, -7, -7]])
+    with pytest.raises(ValueError, match=message):
+        lm.generate(
+            {"token_ids": rows, "padding_mask": [[True, True, False, False]]},
+            stop_token_ids=None,
+        )
+    with pytest.raises(ValueError, match=message):
+        next(TokenStream(lm, keras_hub.samplers.GreedySampler(), 9)([ids]))
+    if rows.dtype == "int64":
+        with pytest.raises(ValueError, match=message):
+            lm.score(ids)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
+def test_ids_may_have_any_type(greedy, dtype):
+    lm, x, token_ids = greedy
+    ids = x["token_ids"].astype(dtype)
+    found, _ = generate(lm, {**x, "token_ids": ids})
+    np.testing.assert_array_equal(found, token_ids)

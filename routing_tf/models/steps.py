@@ -11,6 +11,9 @@ padding after the prefix.
 `stream` does so in Python, for endless texts and for progress that is shown.
 """
 
+import math
+import numbers
+
 import keras
 import keras_hub
 import numpy as np
@@ -175,6 +178,7 @@ def continue_rows(
     Returns token ids and their mask, which is True for given and new tokens, up to the
     first of `stop_token_ids` (None for no such ids); ids after it are 0.
     """
+    check_sampler(sampler)
     is_given = ops.cast(is_given, "bool")
     # keras_hub would stop at ids in the buffer after the prompt.
     stops = set(stop_token_ids or ())
@@ -193,11 +197,6 @@ def continue_rows(
         return steps.next_logits(tokens[:, :num_inputs], state, index)
 
     next_logits = _certain(next_logits, is_given, stop_token_ids)
-    if getattr(sampler, "return_all_beams", False):
-        raise ValueError(
-            "`sampler` must return one text for each prompt. Received: "
-            "return_all_beams=True. Leave it out to get the best beam"
-        )
     if isinstance(sampler, keras_hub.samplers.ContrastiveSampler) and steps.are_exact:
         # It compares with the hidden states of all tokens: the last one's, too.
         _, last, _ = next_logits(tokens, state, index)
@@ -278,6 +277,8 @@ def drawing(model, sampler):
             f"random, top_k or top_p. Received: sampler={sampler!r}"
         )
 
+    check_sampler(sampler)
+
     def draw(logits, values):
         variables = list(zip(sampler.variables, values, strict=True))
         with keras.StatelessScope(variables) as scope:
@@ -295,6 +296,23 @@ def drawing(model, sampler):
         return ops.convert_to_numpy(tokens)
 
     return call
+
+
+def check_sampler(sampler):
+    """Refuses settings of samplers of keras_hub with which texts would be nonsense."""
+    temperature = getattr(sampler, "temperature", 1.0)
+    is_number = isinstance(temperature, numbers.Real)
+    if is_number and not 0.0 < temperature < math.inf:
+        raise ValueError(
+            "`temperature` of a sampler must be a positive number. Received: "
+            f"temperature={temperature}. For the most probable tokens, take the "
+            'sampler "greedy"'
+        )
+    if getattr(sampler, "return_all_beams", False):
+        raise ValueError(
+            "`sampler` must return one text for each prompt. Received: "
+            "return_all_beams=True. Leave it out to get the best beam"
+        )
 
 
 def check_not_cut(hyperparameters, length, name="max_length"):

@@ -68,9 +68,28 @@ def test_beams_go_on_from_the_prompt_of_their_row():
     tokens = generate(lm, "beam", x)["token_ids"]
     alone = generate(lm, "beam", {name: rows[1:] for name, rows in x.items()})
     np.testing.assert_array_equal(tokens[1:], alone["token_ids"])
-    lm.compile(sampler=keras_hub.samplers.BeamSampler(return_all_beams=True))
-    with pytest.raises(ValueError, match="Received: return_all_beams=True"):
-        lm.generate(x, stop_token_ids=None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"return_all_beams": True},
+        {"temperature": 0.0},
+        {"temperature": -1},
+        {"temperature": np.nan},
+    ],
+)
+def test_settings_of_samplers_that_give_no_text_are_refused(options):
+    lm, ((name, value),) = model("token_choice"), options.items()
+    samplers = [keras_hub.samplers.BeamSampler(**options)]
+    if name == "temperature":
+        samplers.append(keras_hub.samplers.RandomSampler(**options))
+        with pytest.raises(ValueError, match=f"Received: {name}={value}"):
+            steps.drawing(lm, samplers[-1])
+    for sampler in samplers:
+        lm.compile(sampler=sampler)
+        with pytest.raises(ValueError, match=f"Received: {name}={value}"):
+            lm.generate(small_models.inputs((1, 5), 6), stop_token_ids=None)
 
 
 def texts_that_can_follow(prompt, length, size, stops):

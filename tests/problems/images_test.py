@@ -303,6 +303,11 @@ class TestImageFolder:
         with pytest.raises(ValueError, match=r"a.jpg' must .* 14 pixels.*3 x 5 \("):
             image_folder.read_image(tmp_path / "a.jpg")
 
+    def test_arrays_that_earlier_versions_made_of_bmp_files_are_others(self, folder):
+        (folder / "train" / "cat" / "2.png").rename(folder / "train" / "cat" / "2.BMP")
+        assert own(folder).identity("train")["palettes"]
+        assert "palettes" not in own(folder).identity("test")
+
     def test_a_damaged_file(self, folder):
         path = folder / "train" / "cat" / "2.png"
         path.write_bytes(path.read_bytes()[:40])

@@ -262,7 +262,7 @@ def test_presets_of_bytes_take_texts_and_ids():
     lm(x)
     weights = np.asarray(weights)
     nats = TokenScorer(lm).score(x, y)[weights].mean()
-    np.testing.assert_allclose(ids[0], nats + sum(map(float, lm.losses)), rtol=1e-5)
+    np.testing.assert_allclose(ids[0], nats + sum(map(float, lm.losses)), rtol=1e-4)
     lm.fit(["abc"] * 4, verbose=0)
     # Ids come and go as ids, with the tokenizer's end id as the only stop.
     ids = {

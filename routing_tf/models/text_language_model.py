@@ -272,6 +272,22 @@ class TextLanguageModel(Exportable):
         load = bridge.release().load_checkpoint
         return load(cls, prefix, preset, hparams, vocabulary)
 
+    def compile(self, optimizer="auto", loss="auto", **kwargs):
+        """Compiles the model as keras_hub does, with a loss that leaves out padding.
+
+        Args:
+            optimizer: as in keras_hub.
+            loss: `"auto"` (the default) for the mean cross-entropy of the tokens of a
+                batch, by their weights: keras_hub divides it by the number of all
+                positions, padding included. Otherwise as in keras_hub.
+            **kwargs: as in keras_hub, such as `sampler`.
+        """
+        if isinstance(loss, str) and loss == "auto":
+            loss = keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, reduction="mean_with_sample_weight"
+            )
+        super().compile(optimizer, loss, **kwargs)
+
     def compile_from_config(self, config):
         """Compiles a loaded model as it was saved; the sampler is the default one."""
         self.compile(**keras.saving.deserialize_keras_object(config))

@@ -1,5 +1,4 @@
 import inspect
-import re
 import sys
 
 import pytest
@@ -45,48 +44,20 @@ def test_names_are_those_of_what_there_is():
         assert line == inspect.getdoc(problems.get_class(name)).splitlines()[0]
 
 
-VALUES = ("-1", "0", "1", "2", "0.5", "1.5", "2.1", "1e400", "nan", "none", "true")
-VALUES += ("word", "")
-# What a message says that speaks of one hyperparameter alone.
-ALONE = re.compile(
-    r"`(\w+)` must be (of type|a positive (integer|number)|an integer of at least|"
-    "one of|a rate|finite|None for the softmax|True, False or|0, so)"
-)
-
-
-def refusal(judge, *arguments):
-    try:
-        judge(*arguments)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def judged_late(item):
-    overrides = hyperparameters.parse_overrides(item)
-    hyperparameters.Hyperparameters().replace(**overrides)
-
-
-def test_values_are_refused_as_by_the_hyperparameters():
-    listed = {n for names in known_names.HYPERPARAMETERS.values() for n in names}
-    for name in listed - {*known_values.REGISTERED, "learning_rate_schedule"}:
-        refused = 0
-        own = ("weights", "learned", *known_values.CHOICES.get(name, ()))
-        for value in (*VALUES, *own):
-            early = refusal(known_values.check, "hparams", name, value)
-            late = refusal(judged_late, f"{name}={value}")
-            assert not early or late.startswith(f"`{name}` must be "), (early, late)
-            found = ALONE.match(late)
-            assert early or not found or found[1] != name, late
-            refused += bool(early)
-        assert refused
-
-
 def test_names_of_patterns_are_those_there_are():
     there = [name for name in patterns.OWN if name] + sorted(patterns.all_patterns())
-    assert list(known_values.PATTERNS) == there
+    assert known_values.choices_of("routing") == there
     there = [*feed_forwards.OWN, *feed_forwards.all_makers()]
-    assert sorted(known_values.CHOICES["feed_forward"]) == sorted(there)
+    assert sorted(known_values.choices_of("feed_forward")) == sorted(there)
+
+
+def test_a_new_file_of_the_zoo_needs_no_line_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room/new.py").write_text("PATTERNS = {'newest': Pattern(Heads)}\n")
+    monkeypatch.setattr(known_values, "ZOO", tmp_path)
+    assert known_values.choices_of("routing") == [*known_values.PATTERNS, "newest"]
+    (tmp_path / "other.py").write_text("PATTERNS = {n: make(n) for n in NAMES}\n")
+    assert known_values.choices_of("routing") is None
 
 
 @pytest.mark.parametrize(
@@ -95,6 +66,11 @@ def test_names_of_patterns_are_those_there_are():
         ("train", ["--hparams_set=python_smal"], "Did you mean 'python_small'"),
         ("train", ["--hparams=learningrate=3"], "Did you mean 'learning_rate'"),
         ("train", ["--hparams=num_layers=0"], "`num_layers` in `--hparams` must be a"),
+        (
+            "train",
+            ["--hparams=adam_beta_1=nan"],
+            "`adam_beta_1` in `--hparams` must be",
+        ),
         ("train", ["--hparams=routing=tokenchoice"], "Did you mean 'token_choice'"),
         ("train", ["--hparams=ema"], "`--hparams` must be name=value, joined by"),
         ("train", ["--problem=enwik"], "Received: --problem=enwik. Did you mean"),

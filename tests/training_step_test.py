@@ -40,13 +40,10 @@ class TestParts:
 
     @pytest.mark.thorough
     @pytest.mark.parametrize(
-        "kind, num_parts", [("decoder", 2), ("seq2seq", 4), ("image", 2)]
+        "kind, num_parts", [("decoder", 2), ("seq2seq", 4), ("image", 2), ("losses", 4)]
     )
     def test_parts_of_all_models(self, kind, num_parts):
-        # Parts of pairs count by their targets' tokens in the clustering loss, the
-        # encoder's too.
-        changes = {"commitment_weight": 0.0} if kind == "seq2seq" else {}
-        assert_equals_whole_batches(num_parts=num_parts, kind=kind, changes=changes)
+        assert_equals_whole_batches(num_parts=num_parts, kind=kind)
 
     @pytest.mark.thorough
     def test_parts_of_rematerialized_blocks_and_scaled_losses(self):
@@ -62,6 +59,24 @@ class TestParts:
         assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
         assert parts[1]["y"][0].tolist() == [[4, 5], [6, 7]]
 
+    def test_state_that_a_pass_writes_goes_from_part_to_part(self):
+        run = run_of(kind="text", num_parts=2, changes=small_runs.WATCHED)
+        names = [v.name for v in run.training_step.variables]
+        run.train(1)
+        other = run_of(kind="text", changes=small_runs.WATCHED)
+        inputs, _, _ = other.batch(0)
+        for part in split_batch(inputs, 2):
+            other.lm(part, training=True)
+        found, expected = run.state(), other.state()
+        for name in ("moving_mean", "moving_variance", "mean", "num_calls"):
+            key = f"{names.index(name)} {name}"
+            assert expected[key].any()
+            np.testing.assert_allclose(found[key], expected[key], 1e-5, 1e-6, name)
+
+
+def optimized_by(name):
+    return {"optimizer": name, "weight_decay": 0.5}
+
 
 class TestSteps:
     @pytest.mark.thorough
@@ -76,18 +91,19 @@ class TestSteps:
         assert_equals_whole_batches(steps_per_call=4, traps=traps, num_steps=8)
 
     @pytest.mark.parametrize(
-        "kind, optimizer",
+        "kind, changes",
         [
-            ("decoder", None),
-            pytest.param("decoder", "muon", marks=pytest.mark.thorough),
-            pytest.param("decoder", "adamw", marks=pytest.mark.thorough),
-            pytest.param("seq2seq", None, marks=pytest.mark.thorough),
-            pytest.param("image", None, marks=pytest.mark.thorough),
+            ("decoder", {}),
+            pytest.param("decoder", optimized_by("muon"), marks=pytest.mark.thorough),
+            pytest.param("decoder", optimized_by("adamw"), marks=pytest.mark.thorough),
+            pytest.param("seq2seq", {}, marks=pytest.mark.thorough),
+            pytest.param("image", {}, marks=pytest.mark.thorough),
+            pytest.param("losses", {}, marks=pytest.mark.thorough),
+            ("text", small_runs.WATCHED),
         ],
     )
-    def test_a_step_is_one_of_keras(self, kind, optimizer):
-        """The loss, clipping, weight decay and centroids are those of `Model.fit`."""
-        changes = {"optimizer": optimizer, "weight_decay": 0.5} if optimizer else {}
+    def test_a_step_is_one_of_keras(self, kind, changes):
+        """Loss, clipping, weight decay and all state are those of `Model.fit`."""
         run = run_of(kind=kind, changes=changes)
         reports = run.train()
         trained = run.state()
@@ -137,7 +153,6 @@ class TestLossesByName:
         )
         balance = float(ops.convert_to_numpy(experts.statistics["load_balancing_loss"]))
         assert balance > 0.5
-        # Parts count by their tokens.
         found = reports[-1].named_losses["load_balancing_loss"]
         np.testing.assert_allclose(found, 0.01 * balance, rtol=1e-5)
 
@@ -316,7 +331,7 @@ class TestObjective:
     def test_losses_count_by_tokens(self, run):
         lengths = (24, 3, 0, 0, 1, 0, 0, 0)
         batch = small_runs.make_batch("decoder", 0, lengths=lengths)
-        _, sums = objective(run, batch)
+        _, sums, _ = objective(run, batch)
         assert float(sums["weight"]) == 28
         squares = sum(
             float(ops.sum(ops.square(variable)))
@@ -330,7 +345,7 @@ class TestObjective:
     def test_batches_of_padding_alone_are_finite(self, run):
         batch = small_runs.make_batch("decoder", 0, lengths=(0,) * 8)
         step = TrainingStep(run.lm, run.lm.optimizer)
-        value, sums = objective(run, batch, training_step=step)
+        value, sums, _ = objective(run, batch, training_step=step)
         assert float(value) == 0
         gradients = [ops.zeros(v.shape) for v in run.lm.trainable_variables]
         _, is_finite, report = step.finish(gradients, sums)
@@ -342,7 +357,7 @@ class TestObjective:
     def test_gradients_are_clipped_by_their_global_norm(self, run, clip_norm):
         step = TrainingStep(run.lm, run.lm.optimizer, clip_norm)
         batch = small_runs.make_batch("decoder", 2)
-        _, sums = objective(run, batch, training_step=step)
+        _, sums, _ = objective(run, batch, training_step=step)
         ones = [ops.ones(v.shape) for v in run.lm.trainable_variables]
         gradients, is_finite, report = step.finish(ones, sums)
         assert bool(is_finite)
@@ -361,7 +376,7 @@ class TestObjective:
     def test_one_bad_number_is_enough(self, run, bad, where):
         step = TrainingStep(run.lm, run.lm.optimizer, clip_norm=1.0)
         batch = small_runs.make_batch("decoder", 2)
-        _, sums = objective(run, batch, training_step=step)
+        _, sums, _ = objective(run, batch, training_step=step)
         gradients = [np.zeros(v.shape, "float32") for v in run.lm.trainable_variables]
         if where == "nats":
             sums["nats"] = ops.convert_to_tensor(np.float32(bad))

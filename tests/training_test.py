@@ -445,13 +445,21 @@ class TestEvaluate:
             ("full", 'scope "full": WARNING: later tokens'),
             ("prefix", 'scope "prefix": every token only from those'),
         ):
-            scored = dataclasses.replace(result, routing_scope=scope)
+            scored = dataclasses.replace(result, routing_scope=scope, influence=0.0)
             text = "\n".join(evaluation.report(problem, "validation", scored, tiny()))
             assert f"{result.bits:.4f} bits per byte" in text
             assert said in text
         sound = tiny(routing="token_choice")
-        lines = evaluation.report(problem, "validation", result, sound)
-        assert "WARNING" not in "\n".join(lines)
+        for influence, said in (
+            (1e-6, "strictly causal"),
+            (0.5, "WARNING: other later tokens moved"),
+            (np.nan, "WARNING: other later tokens moved"),
+            (None, "was not tried"),
+        ):
+            scored = dataclasses.replace(result, influence=influence)
+            *_, line = evaluation.report(problem, "validation", scored, sound)
+            assert said in line
+            assert ("strictly" in line) == (influence == 1e-6)
 
 
 class TestWeightDecay:

@@ -73,9 +73,11 @@ def verdict(leaks):
     """Returns the last line, which says whether a model is strictly causal."""
     sources = [leak.part for leak in leaks if leak.itself.share]
     sources = [part for part in sources if not part.endswith(" output")] or sources
+    last = leaks[-1].stack
+    if not sources and last.share:
+        sources = ["what comes before the first layer"]
     if not sources:
         return "no earlier output moved: strictly causal"
-    last = leaks[-1].stack
     return (
         f"later tokens reach earlier outputs by {', '.join(sources)}: at "
         f"{last.share:.1%} of the earlier positions the output of the last layer "

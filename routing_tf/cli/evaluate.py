@@ -155,6 +155,8 @@ def score_texts(options):
         )
     from routing_tf import models
     from routing_tf.models import scoring
+    from routing_tf.models.influence import influence_in_text
+    from routing_tf.models.token_scorer import TokenScorer
     from routing_tf.training import evaluation
     from routing_tf.training import loading
 
@@ -187,7 +189,11 @@ def score_texts(options):
             "number of words"
         )
     print(evaluation.describe_score("total", total, why_no_words))
-    print(evaluation.describe_scope(lm.hyperparameters, total.routing_scope))
+    longest = max(scores, key=lambda score: score.num_tokens)
+    scorer = TokenScorer(lm, total.routing_scope)
+    influence = influence_in_text(scorer, longest.token_ids)
+    scope = total.routing_scope
+    print(evaluation.describe_scope(lm.hyperparameters, scope, influence))
     print(evaluation.final_line_of_texts(total))
 
 

@@ -3,6 +3,7 @@
 from routing_tf.files import safe_loading
 from routing_tf.models import patterns
 from routing_tf.models import steps
+from routing_tf.models.known_ids import known_ids
 
 # Positions are int32.
 MAX_TOKENS = 2**31 - 1
@@ -37,7 +38,8 @@ class TokenStream:
         ValueError: if the sampler draws whole sequences, later tokens decide which
             tokens a head of this model sees, `num_tokens` is None and heads remember
             all tokens, or `num_tokens` is too small or exceeds the length to which the
-            model cuts its inputs; when called, if a prompt is empty or leaves no room.
+            model cuts its inputs; when called, if a prompt is empty, leaves no room, or
+            has ids that the model does not have.
 
     Example:
 
@@ -63,6 +65,8 @@ class TokenStream:
 
     def __call__(self, prompts):
         self._check(prompts)
+        size = self._steps.model.hyperparameters.vocabulary_size
+        prompts = [known_ids(prompt, size, "a prompt").tolist() for prompt in prompts]
         longest = max(map(len, prompts))
         rows = [[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts]
         state = self._steps.begin(len(prompts), self.cache_length)

@@ -4,6 +4,7 @@ import keras
 import keras_hub
 
 from routing_tf.layers.support.keras_internals import layers_inside
+from routing_tf.models import preprocessing
 from routing_tf.models import scoring
 from routing_tf.models.routing_transformer import RoutingTransformer
 from routing_tf.models.text_language_model import TextLanguageModel
@@ -46,12 +47,22 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
     tokenizer_cls = ByteTokenizer
 
     def __init__(self, tokenizer, **kwargs):
+        preprocessing.check_tokenizer(tokenizer)
         super().__init__(tokenizer, **kwargs)
         self.build(None)
         # Keras traces a model again in every step as long as one of its layers is not
         # built.
         for layer in layers_inside(self):
             layer.built = True
+
+    def generate_preprocess(self, x, sequence_length=None):
+        """Turns prompts into inputs; see `keras_hub.models.CausalLMPreprocessor`.
+
+        Unlike there, a prompt that is longer than `sequence_length` is refused.
+        """
+        length = self.sequence_length if sequence_length is None else sequence_length
+        x = super().generate_preprocess(x, sequence_length=length + 1)
+        return preprocessing.without_last(x, "", "max_length", length)
 
 
 @keras.saving.register_keras_serializable("routing_tf")

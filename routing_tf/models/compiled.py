@@ -8,8 +8,9 @@ _MAX_KEPT = 32
 def compiled(model, function):
     """Compiles a function of tensors that calls a model without changing it.
 
-    The compiled function sees the weights that the model has when it is called. On
-    TensorFlow, the model's `jit_compile` decides whether XLA is used.
+    The compiled function sees the weights that the model has when it is called, and
+    follows its `compile`: with `run_eagerly` nothing is compiled, and `jit_compile`
+    decides whether XLA is used. JAX has no other compiler.
 
     Example:
 
@@ -22,16 +23,29 @@ def compiled(model, function):
     assert compiled(model, lambda x: model(x) + 1.0)(np.ones((1, 3))).shape == (1, 2)
     ```
     """
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
+    if keras.backend.backend() not in ("tensorflow", "jax"):
+        raise ValueError(
+            "The backend must be tensorflow or jax. Received: "
+            f"keras.backend.backend()={keras.backend.backend()!r}. Set KERAS_BACKEND"
+        )
+    kept = {}
 
-        return tf.function(function, jit_compile=model.jit_compile, autograph=False)
-    if keras.backend.backend() == "jax":
-        return _compiled_on_jax(model, function)
-    raise ValueError(
-        "The backend must be tensorflow or jax. Received: "
-        f"keras.backend.backend()={keras.backend.backend()!r}. Set KERAS_BACKEND"
-    )
+    def call(*arguments, **options):
+        way = way_of(model)
+        if way not in kept:
+            kept[way] = _compiled_in_a_way(model, function, way)
+        return kept[way](*arguments, **options)
+
+    return call
+
+
+def way_of(model):
+    """Returns how a model is compiled: `"eager"`, `"graph"` or `"xla"`."""
+    if model.run_eagerly:
+        return "eager"
+    if model.jit_compile:
+        return "xla"
+    return "graph" if keras.backend.backend() == "tensorflow" else "eager"
 
 
 def compiled_once(model, function, key=()):
@@ -49,6 +63,16 @@ def compiled_once(model, function, key=()):
             del kept[next(iter(kept))]
         kept[key] = compiled(model, function)
     return kept[key]
+
+
+def _compiled_in_a_way(model, function, way):
+    if way == "eager":
+        return function
+    if keras.backend.backend() == "jax":
+        return _compiled_on_jax(model, function)
+    import tensorflow as tf
+
+    return tf.function(function, jit_compile=way == "xla", autograph=False)
 
 
 def _compiled_on_jax(model, function):

@@ -1,58 +1,16 @@
 """Checks of hyperparameters."""
 
 import dataclasses
-import importlib
 import math
 
-from routing_tf.layers.attention.mixed_attention import REMATS
-from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
-from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.heads.routed import check_clusters_per_query
-from routing_tf.layers.routing.clustering import CENTROID_INITIALIZATIONS
-from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
-from routing_tf.layers.support.key_shift import check_key_shift
 from routing_tf.layers.support.validation import check_choice
-from routing_tf.layers.support.validation import check_non_negative_integer
-from routing_tf.layers.support.validation import check_optional_number
-from routing_tf.layers.support.validation import check_positive_integer
-from routing_tf.layers.support.validation import check_rate
 from routing_tf.models import feed_forwards
 from routing_tf.models.pattern_checks import check_names
 from routing_tf.models.pattern_checks import check_patterns
 from routing_tf.models.patterns import OWN
+from routing_tf.settings import ranges
 
-_CHOICES = {
-    "norm_position": ("pre", "post"),
-    "optimizer": ("adafactor", "adam", "adamw", "muon"),
-    "initializer": ("unit_scaling", "fan_in_normal"),
-    "factorized_pattern": ("strided", "fixed"),
-    "factorized_arrangement": ("interleaved", "merged", "separate"),
-    "routing_scope": ROUTING_SCOPES,
-    "centroid_initialization": CENTROID_INITIALIZATIONS,
-    "query_cluster": QUERY_CLUSTERS,
-    "encoder_inputs": ("tokens", "embeddings"),
-    "attention_implementation": IMPLEMENTATIONS,
-    "remat_attention": REMATS,
-}
-_POSITIVE = (
-    "vocabulary_size",
-    "max_sequence_length",
-    "max_input_length",
-    "num_layers",
-    "num_channels",
-    "hidden_dim",
-    "intermediate_dim",
-    "local_block_length",
-    "local_dilation",
-    "num_summary_columns",
-    "num_clusters",
-    "attention_window",
-    "clusters_per_query",
-    "max_relative_position",
-    "warmup_steps",
-    "batch_tokens",
-    "train_steps",
-)
 HEADS = (
     "num_local_heads",
     "num_routed_heads",
@@ -60,53 +18,22 @@ HEADS = (
     "num_strided_heads",
     "num_factorized_heads",
 )
-_COUNTS = (
-    *HEADS,
-    "num_encoder_layers",
-    "num_local_only_layers",
-    "local_flange_blocks",
-    "exploring_queries",
-)
-_NOT_NEGATIVE = (
-    "commitment_weight",
-    "balance_rate",
-    "anchor_weight",
-    "relative_key_stddev",
-    "routed_relative_key_stddev",
-    "initializer_gain",
-    "learning_rate",
-    "weight_decay",
-    "gradient_clip_norm",
-)
 
 
 def check(h):
     """Raises a `ValueError` unless all `Hyperparameters` are valid and compatible."""
     for field in dataclasses.fields(h):
-        _check_type(h, field)
-        if field.name.endswith("_dropout"):
-            check_rate(field.name, getattr(h, field.name))
-    for name, choices in _CHOICES.items():
-        check_choice(name, getattr(h, name), choices)
+        if field.name not in ("compatibility", "routed_heads"):
+            value = ranges.check(field.name, getattr(h, field.name))
+            object.__setattr__(h, field.name, value)
     check_names(h)
     _check_feed_forward(h)
-    for name in _POSITIVE:
-        check_positive_integer(name, getattr(h, name))
-    for name in _COUNTS:
-        check_non_negative_integer(name, getattr(h, name))
     for name in ("routed_key_shift", "local_key_shift"):
-        check_key_shift(name, getattr(h, name))
         if getattr(h, name) and h.compatibility is not None:
             raise ValueError(
                 f"`{name}=1` must come without flaws of the release: a query that sees "
                 "nothing would see later tokens. Received: "
                 f"compatibility={h.compatibility!r}. Leave one of the two out"
-            )
-    for name in _NOT_NEGATIVE:
-        value = getattr(h, name)
-        if value is not None and not 0 <= value < math.inf:
-            raise ValueError(
-                f"`{name}` must be finite and not negative. Received: {name}={value}"
             )
     check_clusters_per_query(h)
     _check_flaws_of_the_release(h)
@@ -122,47 +49,6 @@ def check(h):
     check_patterns(h)
     _check_coordinates(h)
     _check_restart(h)
-
-
-def _check_type(h, field):
-    value, kind = getattr(h, field.name), field.type
-    if field.name in _NOT_NEGATIVE and kind == (float | None):
-        if value is None:
-            return
-        kind = float
-    if kind == (int | None):
-        if value is not None:
-            check = check_positive_integer
-            if field.name == "memory_flange_blocks":
-                check = check_non_negative_integer
-            check(field.name, value)
-    elif field.name == "routed_heads":
-        return  # checked where heads become data
-    elif field.name == "entmax_alpha":
-        if value is not None:
-            entmax = importlib.import_module("routing_tf.zoo.entmax")
-            entmax.check_entmax_alpha(field.name, value)
-    elif kind == (float | None):
-        check_optional_number(field.name, value)
-    elif kind == (str | None):
-        if value is not None and type(value) is not str:
-            raise ValueError(
-                f"`{field.name}` must be a name or None. Received: "
-                f"{field.name}={value!r}"
-            )
-    elif field.name == "remat_attention":
-        if type(value) not in (bool, str):
-            raise ValueError(
-                "`remat_attention` must be True, False or a name. Received: "
-                f"remat_attention={value!r}"
-            )
-    elif kind is float and type(value) is int:
-        object.__setattr__(h, field.name, float(value))
-    elif type(value) is not kind:
-        raise ValueError(
-            f"`{field.name}` must be of type {kind.__name__}. "
-            f"Received: {field.name}={value!r}"
-        )
 
 
 def _check_feed_forward(h):

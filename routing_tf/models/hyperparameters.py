@@ -15,6 +15,7 @@ from routing_tf.models.model_config import ModelConfig
 from routing_tf.models.pattern_checks import check_same_name
 from routing_tf.models.routed_heads import as_configs
 from routing_tf.models.training_config import TrainingConfig
+from routing_tf.settings import ranges
 
 # Patterns that the release does not have, so they have no flaws.
 SOUND_ROUTINGS = ("random", "full")
@@ -123,15 +124,11 @@ class Hyperparameters(
         """Returns the hyperparameters of a dict, such as `to_dict` returns.
 
         Args:
-            fields: dict of some or all fields. All fields of an earlier version of the
-                package, as in a saved model, keep their meaning of that version.
+            fields: dict of some or all fields.
 
         Raises:
             ValueError: if a field is unknown or invalid.
         """
-        is_saved = "compatibility" in fields and "train_steps" in fields
-        if is_saved and not fields.get("share_query_key", True):
-            fields = {"query_cluster": "key", **fields}
         return cls().replace(**fields)
 
     def replace(self, **changes):
@@ -171,8 +168,7 @@ def parse_overrides(text):
 
     Of two values of one name, the last counts.
     """
-    fields = {field.name: field.type for field in dataclasses.fields(Hyperparameters)}
-    del fields["compatibility"]
+    fields = [name for name in field_names() if name != "compatibility"]
     overrides = {}
     for item in filter(None, (item.strip() for item in text.split(","))):
         name, separator, value = (part.strip() for part in item.partition("="))
@@ -187,30 +183,5 @@ def parse_overrides(text):
                 f"{did_you_mean(name, fields)} Valid names are: "
                 f"{', '.join(sorted(fields))}"
             )
-        overrides[name] = _parse_value(name, value, fields[name])
+        overrides[name] = ranges.read(name, value)
     return overrides
-
-
-def _parse_value(name, value, kind):
-    booleans = {"true": True, "1": True, "false": False, "0": False}
-    try:
-        if kind is bool:
-            return booleans[value.lower()]
-        if name == "routed_heads":
-            return None if value.lower() == "none" else value
-        if name == "entmax_alpha":
-            words = {"none": None, "learned": "learned"}
-            low = value.lower()
-            return words[low] if low in words else float(value)
-        if kind == (bool | str):
-            return booleans.get(value.lower(), value)
-        for own in (int, float, str):
-            if kind == (own | None):
-                return None if value.lower() == "none" else own(value)
-        return kind(value)
-    except (KeyError, ValueError):
-        words = str(kind).replace(" | ", " or ").replace("None", "none")
-        expected = kind.__name__ if isinstance(kind, type) else words
-        raise ValueError(
-            f"`{name}` must be of type {expected}. Received: {name}={value!r}"
-        ) from None

@@ -1,6 +1,8 @@
 """Preprocessors of presets, and the ids that models take without them."""
 
 import keras
+import numpy as np
+import tensorflow as tf
 
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.steps import longest_input
@@ -38,6 +40,44 @@ def byte_preprocessor(cls, preset, hyperparameters):
     if sizes != {tokenizer.vocabulary_size()} or not reads_texts:
         return None
     return cls.preprocessor_cls(tokenizer, **sequence_lengths(hyperparameters))
+
+
+def check_tokenizer(tokenizer):
+    """Refuses a tokenizer of sequences of one length, which cuts texts and pads them.
+
+    Nothing would tell its padding from tokens.
+    """
+    length = getattr(tokenizer, "sequence_length", None)
+    if length is not None:
+        raise ValueError(
+            "`tokenizer` must leave texts as long as they are. Received: "
+            f"{type(tokenizer).__name__}(sequence_length={length}). Leave "
+            "`sequence_length` of the tokenizer out, and pass that of the preprocessor"
+        )
+
+
+def without_last(inputs, prefix, name, length):
+    """Returns ids and mask of texts without their last place, which must be padding.
+
+    They were packed into `length` + 1 places, so that a text which would be cut shows.
+    `prefix` is that of their names among the inputs; `name` is that of `length`.
+    """
+    kept = {key: inputs[f"{prefix}{key}"] for key in ("token_ids", "padding_mask")}
+    message = (
+        "Texts are not cut, so each must fit into the sequences of the model. "
+        f"Received: one with more than {length} tokens, start and end included, and "
+        f"{name}={length}. Pass a larger `{name}`, where the model has room, or a "
+        "shorter text"
+    )
+    last = kept["padding_mask"][..., -1]
+    if tf.executing_eagerly():
+        if np.any(keras.ops.convert_to_numpy(last)):
+            raise ValueError(message)
+        checks = []
+    else:  # in a pipeline of `tf.data`
+        checks = [tf.debugging.assert_equal(last, False, message)]
+    with tf.control_dependencies(checks):
+        return {f"{prefix}{key}": x[..., :length] for key, x in kept.items()}
 
 
 def takes(lm, samples):

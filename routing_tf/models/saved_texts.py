@@ -121,8 +121,6 @@ class TextModel:
             None if self.end_id is None else [self.end_id],
             num_inputs=self.max_length,
         )
-        # Other rows may have continued after the end of a row.
-        tokens = tf.where(mask, tokens, 0)
         return tokens[:, 1 : length + 1], mask[:, 1 : length + 1]
 
 

@@ -10,6 +10,7 @@ from routing_tf.files.progress import progress
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import preprocessing
+from routing_tf.models.known_ids import known_ids
 from routing_tf.models.score import Score
 from routing_tf.models.score import join as join
 from routing_tf.models.spans import read_sequences
@@ -126,8 +127,10 @@ def score(
     scorer = TokenScorer(lm, scope_to_score(lm.hyperparameters, routing_scope))
     single, sequences = read_sequences(lm, texts)
     limit = longest_input(lm.hyperparameters)
-    for index, sequence in enumerate(sequences):
-        _check_sequence(index, sequence, lm.hyperparameters, limit, too_long)
+    sequences = [
+        _checked(index, sequence, lm.hyperparameters, limit, too_long)
+        for index, sequence in enumerate(sequences)
+    ]
     if too_long == "cut":
         sequences = [sequence.cut(limit) for sequence in sequences]
     targets = _one_for_each(targets, sequences, single, "targets")
@@ -258,24 +261,22 @@ class _Run:
     end: int
 
 
-def _check_sequence(index, sequence, hyperparameters, limit, too_long):
-    token_ids = sequence.token_ids
-    if not len(token_ids):
+def _checked(index, sequence, hyperparameters, limit, too_long):
+    """Returns a sequence with ids that the model has, `<int32>`."""
+    ids = sequence.token_ids
+    if not len(ids):
         raise ValueError(
             f"`texts` must have at least one token each. Received: none in text {index}"
         )
-    if not 0 <= token_ids.min() <= token_ids.max() < hyperparameters.vocabulary_size:
-        raise ValueError(
-            f"Ids must be from 0 to {hyperparameters.vocabulary_size - 1}, as the "
-            f"model's `vocabulary_size` says. Received: {token_ids.min()} to "
-            f"{token_ids.max()} in text {index}"
-        )
-    if too_long == "refuse" and len(token_ids) > limit:
+    size = hyperparameters.vocabulary_size
+    ids = known_ids(ids, size, f"text {index}")
+    if too_long == "refuse" and len(ids) > limit:
         raise ValueError(
             f"`texts` must not be longer than the model's sequences, {limit} tokens. "
-            f"Received: {len(token_ids)} tokens in text {index}. Shorten it, or pass "
+            f"Received: {len(ids)} tokens in text {index}. Shorten it, or pass "
             'too_long="cut" or too_long="windows"'
         )
+    return dataclasses.replace(sequence, token_ids=ids)
 
 
 def _one_for_each(values, sequences, single, name):

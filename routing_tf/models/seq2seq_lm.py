@@ -4,6 +4,7 @@ import keras
 import keras_hub
 
 from routing_tf.layers.support.keras_internals import layers_inside
+from routing_tf.models import preprocessing
 from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
 from routing_tf.models.text_language_model import TextLanguageModel
 from routing_tf.tokenizers import ByteTokenizer
@@ -50,6 +51,7 @@ class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreproce
     tokenizer_cls = ByteTokenizer
 
     def __init__(self, tokenizer, **kwargs):
+        preprocessing.check_tokenizer(tokenizer)
         super().__init__(tokenizer, **kwargs)
         self.build(None)
         # Keras traces a model again in every step as long as one of its layers is not
@@ -65,6 +67,32 @@ class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreproce
             pad_value=self.tokenizer.pad_token_id,
             return_padding_mask=True,
         )
+
+    def generate_preprocess(
+        self,
+        x,
+        *,
+        encoder_sequence_length=None,
+        decoder_sequence_length=None,
+        sequence_length=None,
+    ):
+        """Turns texts into inputs; see `keras_hub.models.Seq2SeqLMPreprocessor`.
+
+        Unlike there, texts that are longer than their sequences are refused.
+        """
+        encoder_length = encoder_sequence_length or self.encoder_sequence_length
+        decoder_length = decoder_sequence_length or sequence_length
+        decoder_length = decoder_length or self.decoder_sequence_length
+        x = super().generate_preprocess(
+            x,
+            encoder_sequence_length=encoder_length + 1,
+            decoder_sequence_length=decoder_length + 1,
+        )
+        whole = preprocessing.without_last
+        return {
+            **whole(x, "encoder_", "encoder_sequence_length", encoder_length),
+            **whole(x, "decoder_", "max_length", decoder_length),
+        }
 
     def get_config(self):
         return {
@@ -142,8 +170,9 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
             Texts, or for ids a dict of ids and mask.
 
         Raises:
-            ValueError: if `strip_prompt` is set, or there is no preprocessor, for texts
-                or for `stop_token_ids="auto"`.
+            ValueError: if `strip_prompt` is set, there is no preprocessor, for texts or
+                for `stop_token_ids="auto"`, or a text does not fit into the encoder's
+                sequences or `max_length`.
         """
         if strip_prompt:
             raise ValueError(

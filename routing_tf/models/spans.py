@@ -93,7 +93,10 @@ def _tokenize(tokenizer, text):
 
 
 def _rows_of_ids(token_ids):
-    """Tells whether the ids are a single sequence; returns a list of arrays."""
+    """Tells whether the ids are a single sequence; returns a list of arrays.
+
+    These keep their type, so that no id is taken for another one.
+    """
     mask = None
     if isinstance(token_ids, dict):
         _check_names(token_ids)
@@ -116,7 +119,7 @@ def _rows_of_ids(token_ids):
                 "`texts` must be strings or lists of ids, or a dict of `token_ids` and "
                 f"`padding_mask`. Received: {row!r}"
             )
-    return single, [row.astype("int32") for row in rows]
+    return single, rows
 
 
 def _check_names(inputs):

@@ -11,6 +11,9 @@ padding after the prefix.
 `stream` does so in Python, for endless texts and for progress that is shown.
 """
 
+import math
+import numbers
+
 import keras
 import keras_hub
 import numpy as np
@@ -173,14 +176,14 @@ def continue_rows(
     tokens of a row, None for all. With `reads`, the tokens that all rows have are read
     before the first step; without it, only the first token of each row may be given.
     Returns token ids and their mask, which is True for given and new tokens, up to the
-    first of `stop_token_ids` (None for no such ids).
+    first of `stop_token_ids` (None for no such ids); ids after it are 0.
     """
+    check_sampler(sampler)
     is_given = ops.cast(is_given, "bool")
-    if stop_token_ids is not None:
-        # keras_hub would stop at ids in the buffer after the prompt.
-        stops = set(stop_token_ids)
-        filler = min(set(range(len(stops) + 1)) - stops)
-        tokens = ops.where(is_given, tokens, filler)
+    # keras_hub would stop at ids in the buffer after the prompt.
+    stops = set(stop_token_ids or ())
+    filler = min(set(range(len(stops) + 1)) - stops)
+    tokens = ops.where(is_given, tokens, filler)
     index, hidden = 1, None
     if reads:
         # A row starts behind its first id, which is there in any case.
@@ -193,14 +196,7 @@ def continue_rows(
     def next_logits(tokens, state, index):
         return steps.next_logits(tokens[:, :num_inputs], state, index)
 
-    if isinstance(sampler, keras_hub.samplers.BeamSampler):
-        if sampler.return_all_beams:
-            raise ValueError(
-                "`sampler` must return one text for each prompt. Received: "
-                "return_all_beams=True. Leave it out to get the best beam"
-            )
-        given = ops.repeat(is_given, sampler.num_beams, axis=0)
-        next_logits = _certain_of_given(next_logits, given)
+    next_logits = _certain(next_logits, is_given, stop_token_ids)
     if isinstance(sampler, keras_hub.samplers.ContrastiveSampler) and steps.are_exact:
         # It compares with the hidden states of all tokens: the last one's, too.
         _, last, _ = next_logits(tokens, state, index)
@@ -216,7 +212,11 @@ def continue_rows(
         hidden_states=hidden,
         model=steps.model,
     )
-    return tokens, _until_stop(tokens, is_given, stop_token_ids)
+    if stop_token_ids is None:
+        return tokens, ops.ones_like(is_given)
+    mask = _until_stop(tokens, is_given, stop_token_ids)
+    # Other rows may have continued after the end of a row.
+    return ops.where(mask, tokens, 0), mask
 
 
 def stream(steps, draw, prompts, state, num_tokens):
@@ -277,6 +277,8 @@ def drawing(model, sampler):
             f"random, top_k or top_p. Received: sampler={sampler!r}"
         )
 
+    check_sampler(sampler)
+
     def draw(logits, values):
         variables = list(zip(sampler.variables, values, strict=True))
         with keras.StatelessScope(variables) as scope:
@@ -294,6 +296,23 @@ def drawing(model, sampler):
         return ops.convert_to_numpy(tokens)
 
     return call
+
+
+def check_sampler(sampler):
+    """Refuses settings of samplers of keras_hub with which texts would be nonsense."""
+    temperature = getattr(sampler, "temperature", 1.0)
+    is_number = isinstance(temperature, numbers.Real)
+    if is_number and not 0.0 < temperature < math.inf:
+        raise ValueError(
+            "`temperature` of a sampler must be a positive number. Received: "
+            f"temperature={temperature}. For the most probable tokens, take the "
+            'sampler "greedy"'
+        )
+    if getattr(sampler, "return_all_beams", False):
+        raise ValueError(
+            "`sampler` must return one text for each prompt. Received: "
+            "return_all_beams=True. Leave it out to get the best beam"
+        )
 
 
 def check_not_cut(hyperparameters, length, name="max_length"):
@@ -348,20 +367,29 @@ def longest_input(hyperparameters):
     return min(limit for limit in limits if limit is not None)
 
 
-def _certain_of_given(next_logits, is_given):
-    """Returns `next_logits` that give all probability to the given tokens.
+def _certain(next_logits, is_given, stop_token_ids):
+    """Returns `next_logits` that give all probability to tokens that are no choice.
 
-    Otherwise keras_hub would score beams by tokens that given ones then replace.
+    These are the given ones, and an id 0 after the end of a row. Otherwise samplers
+    would score beams by tokens that do not count.
     """
 
     def certain(tokens, state, index):
         logits, hidden, state = next_logits(tokens, state, index)
         logits = ops.cast(logits, "float32")
-        token = ops.take(tokens, index, axis=1)[:, None]
-        others = token != ops.arange(logits.shape[-1], dtype=token.dtype)
+        given = is_given
+        if tokens.shape[0] != given.shape[0]:  # with beams
+            given = ops.repeat(given, tokens.shape[0] // given.shape[0], axis=0)
+        # Contrastive search asks for a token after the last place.
+        place = ops.minimum(index, tokens.shape[1] - 1)
+        token, is_sure = (ops.take(x, place, axis=1) for x in (tokens, given))
+        if stop_token_ids is not None:
+            has_ended = ops.any(_stops(tokens, given, stop_token_ids), axis=-1)
+            token = ops.where(has_ended, 0, token)
+            is_sure = ops.logical_or(is_sure, has_ended)
+        others = token[:, None] != ops.arange(logits.shape[-1], dtype=token.dtype)
         sure = ops.where(others, large_negative("float32"), 0.0)
-        given = ops.take(is_given, index, axis=1)[:, None]
-        return ops.where(given, sure, logits), hidden, state
+        return ops.where(is_sure[:, None], sure, logits), hidden, state
 
     return certain
 
@@ -372,12 +400,15 @@ def _first(number, tokens):
     return ops.broadcast_to(mask, ops.shape(tokens))
 
 
-def _until_stop(tokens, is_given, stop_token_ids):
-    """Returns a mask, True up to and with the first stop token after the prompt."""
-    if stop_token_ids is None:
-        return ops.ones_like(is_given)
+def _stops(tokens, is_given, stop_token_ids):
+    """Returns where new tokens are among `stop_token_ids`."""
     stops = ops.zeros_like(is_given)
     for stop in stop_token_ids:
         stops = ops.logical_or(stops, tokens == stop)
-    stops = ops.cast(ops.logical_and(stops, ops.logical_not(is_given)), "int32")
+    return ops.logical_and(stops, ops.logical_not(is_given))
+
+
+def _until_stop(tokens, is_given, stop_token_ids):
+    """Returns a mask, True up to and with the first stop token after the prompt."""
+    stops = ops.cast(_stops(tokens, is_given, stop_token_ids), "int32")
     return ops.cumsum(stops, axis=-1) - stops == 0

@@ -14,6 +14,8 @@ from routing_tf.models import preprocessing
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.compiled import compiled
+from routing_tf.models.compiled import way_of
+from routing_tf.models.known_ids import known_ids
 from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.preset_backbone import preset_from_elsewhere
 from routing_tf.models.saved_model import Exportable
@@ -99,8 +101,9 @@ class TextLanguageModel(Exportable):
 
         Raises:
             ValueError: if there is no preprocessor, for texts or for
-                `stop_token_ids="auto"`, `max_length` is not a positive integer, or
-                `stop_token_ids` is something else.
+                `stop_token_ids="auto"`, `max_length` is not a positive integer or
+                shorter than a prompt, which is never cut, or `stop_token_ids` is
+                something else.
         """
         if preprocessing.holds_nothing(self, inputs):
             return []
@@ -128,34 +131,36 @@ class TextLanguageModel(Exportable):
             return super().generate(inputs, max_length, stop_token_ids, strip_prompt)
 
     def make_generate_function(self):
-        """Compiles `generate_step`, again if the model has other weights now.
+        """Compiles `generate_step`, again if it must now be done in another way.
 
         A compiled function does not know weights that LoRA or `quantize` add later.
         """
-        num_weights = len(self.weights)
-        if getattr(self, "_num_generating_weights", num_weights) != num_weights:
+        made_for = (len(self.weights), way_of(self))
+        if getattr(self, "_generate_is_made_for", made_for) != made_for:
             self.generate_function = None
-        self._num_generating_weights = num_weights
+        self._generate_is_made_for = made_for
         if self.generate_function is None:
             generate = self._compiled_generate_step()
 
             def generate_checked(inputs, stop_token_ids=None):
-                # A compiled function cannot check the values of a mask.
-                for name in inputs:
-                    if name in ("padding_mask", "decoder_padding_mask"):
-                        steps.check_prompt_mask(name, inputs[name])
-                prompts = _prompts(inputs)
-                if any(x.shape[0] == 0 for x in prompts.values()):
-                    return prompts
+                # A compiled function cannot check values.
+                inputs = _checked(inputs, self.hyperparameters.vocabulary_size)
+                prefix = "decoder_" if "decoder_token_ids" in inputs else ""
+                names = f"{prefix}token_ids", f"{prefix}padding_mask"
+                if inputs[names[0]].shape[0] == 0:
+                    return {name: inputs[name] for name in names}
                 return generate(inputs, stop_token_ids=stop_token_ids)
 
             self.generate_function = generate_checked
         return self.generate_function
 
     def _compiled_generate_step(self):
+        backend = keras.backend.backend()
+        if backend == "jax" and way_of(self) == "eager":
+            # keras_hub looks only at `run_eagerly`.
+            return self.generate_step
         is_of_keras_hub = type(self.sampler).__module__.startswith("keras_hub.")
-        is_graph = keras.backend.backend() == "tensorflow" and not self.run_eagerly
-        if is_graph and is_of_keras_hub:
+        if backend == "tensorflow" and is_of_keras_hub:
             # They do without AutoGraph, which would take longer than all of the rest.
             return compiled(self, self.generate_step)
         return super().make_generate_function()
@@ -170,6 +175,7 @@ class TextLanguageModel(Exportable):
         """
         names = f"{prefix}token_ids", f"{prefix}padding_mask"
         token_ids, mask = (inputs[name] for name in names)
+        token_ids = ops.cast(token_ids, "int32")
         steps.check_prompt_mask(names[1], mask)
         batch, length = ops.shape(token_ids)
         steps.check_not_cut(self.hyperparameters, length)
@@ -266,6 +272,22 @@ class TextLanguageModel(Exportable):
         load = bridge.release().load_checkpoint
         return load(cls, prefix, preset, hparams, vocabulary)
 
+    def compile(self, optimizer="auto", loss="auto", **kwargs):
+        """Compiles the model as keras_hub does, with a loss that leaves out padding.
+
+        Args:
+            optimizer: as in keras_hub.
+            loss: `"auto"` (the default) for the mean cross-entropy of the tokens of a
+                batch, by their weights: keras_hub divides it by the number of all
+                positions, padding included. Otherwise as in keras_hub.
+            **kwargs: as in keras_hub, such as `sampler`.
+        """
+        if isinstance(loss, str) and loss == "auto":
+            loss = keras.losses.SparseCategoricalCrossentropy(
+                from_logits=True, reduction="mean_with_sample_weight"
+            )
+        super().compile(optimizer, loss, **kwargs)
+
     def compile_from_config(self, config):
         """Compiles a loaded model as it was saved; the sampler is the default one."""
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -327,18 +349,24 @@ class TextLanguageModel(Exportable):
         return self.logits_of(hidden), hidden, cache
 
 
-def _prompts(inputs):
-    """Returns the ids and the mask of the prompts among inputs, as tensors."""
-    prefix = "decoder_" if "decoder_token_ids" in inputs else ""
-    names = (f"{prefix}token_ids", f"{prefix}padding_mask")
-    prompts = {name: ops.convert_to_tensor(inputs[name]) for name in names}
-    shapes = [tuple(x.shape) for x in prompts.values()]
-    if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
-        raise ValueError(
-            f"`{names[0]}` and `{names[1]}` must both be (batch, length). Received: "
-            f"shapes {shapes[0]} and {shapes[1]}"
-        )
-    return prompts
+def _checked(inputs, vocabulary_size):
+    """Returns inputs as tensors, ids as `<int32>`; refuses ids that are unknown."""
+    found = {name: ops.convert_to_tensor(x) for name, x in inputs.items()}
+    for name in filter(lambda name: name.endswith("token_ids"), inputs):
+        mask_name = name.replace("token_ids", "padding_mask")
+        shapes = [tuple(found[key].shape) for key in (name, mask_name)]
+        if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+            raise ValueError(
+                f"`{name}` and `{mask_name}` must both be (batch, length). Received: "
+                f"shapes {shapes[0]} and {shapes[1]}"
+            )
+        if not name.startswith("encoder_"):
+            steps.check_prompt_mask(mask_name, inputs[mask_name])
+        # The tensor of other integers may have lost the upper ones of their bits.
+        ids = known_ids(inputs[name], vocabulary_size, f"`{name}`", inputs[mask_name])
+        if keras.backend.standardize_dtype(found[name].dtype) != "int32":
+            found[name] = ops.convert_to_tensor(ids)
+    return found
 
 
 def _checked_stops(stop_token_ids):

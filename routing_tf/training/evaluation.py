@@ -6,6 +6,8 @@ import math
 import numpy as np
 
 from routing_tf.files import named_files
+from routing_tf.models.influence import ROUNDING
+from routing_tf.models.influence import influence_of_later_tokens
 from routing_tf.models.token_scorer import TokenScorer
 
 # Bytes of a word: more in the mean are those of a language written without spaces.
@@ -35,11 +37,14 @@ class Evaluation:
         nats: sum of the weighted negative log probabilities of the tokens.
         num_tokens: sum of their weights.
         routing_scope: `"full"` or `"prefix"`, see `RoutedHeads`.
+        influence: largest change of a score in nats when later tokens were replaced, in
+            the first batch; None (the default) if that was not tried.
     """
 
     nats: float
     num_tokens: float
     routing_scope: str = "full"
+    influence: float | None = None
 
     @property
     def nats_per_token(self):
@@ -58,7 +63,8 @@ def evaluate(lm, problem, split, num_examples=None, batch_size=None, stops=None)
     `lm` is a language model, for the routing scope of its hyperparameters, or a
     `TokenScorer`, which has a scope and is compiled once. Each window counts once, also
     in the split that is trained on. `num_examples` is a number of evenly spaced
-    windows; None for all. Before each batch, `stops()` says whether to stop.
+    windows; None for all. Before each batch, `stops()` says whether to stop. Whether
+    later tokens influence scores is tried if the settings do not tell that they do.
     """
     scorer = lm if isinstance(lm, TokenScorer) else TokenScorer(lm)
     if batch_size is None:
@@ -66,14 +72,18 @@ def evaluate(lm, problem, split, num_examples=None, batch_size=None, stops=None)
     dataset = problem.dataset(
         split, batch_size, num_examples=num_examples, training=False
     )
-    nats = num_tokens = 0.0
+    nats, num_tokens, influence = 0.0, 0.0, None
+    leaks = scorer.hyperparameters.sees_later_tokens(scorer.routing_scope)
     for inputs, targets, weights in dataset.as_numpy_iterator():
         if stops is not None and stops():
             return None
         weights = weights.astype("float64")
-        nats += float(np.sum(scorer.score(inputs, targets) * weights))
+        scores = scorer.score(inputs, targets)
+        if influence is None and not leaks:
+            influence = influence_of_later_tokens(scorer, inputs, targets, scores)
+        nats += float(np.sum(scores * weights))
         num_tokens += float(np.sum(weights))
-    return Evaluation(nats, num_tokens, scorer.routing_scope)
+    return Evaluation(nats, num_tokens, scorer.routing_scope, influence)
 
 
 def report(problem, split, evaluation, hyperparameters):
@@ -86,16 +96,28 @@ def report(problem, split, evaluation, hyperparameters):
         f"{evaluation.nats_per_token:.4f} nats per token, "
         f"{problem.metric(evaluation.nats_per_token, split):.4f} {problem.metric_name}"
     )
-    yield describe_scope(hyperparameters, evaluation.routing_scope)
+    scope, influence = evaluation.routing_scope, evaluation.influence
+    yield describe_scope(hyperparameters, scope, influence)
 
 
-def describe_scope(hyperparameters, routing_scope):
-    """Returns a line for people that says how tokens were scored."""
+def describe_scope(hyperparameters, routing_scope, influence):
+    """Returns a line for people that says how tokens were scored.
+
+    `influence` is as in `Evaluation`. What was not tried is not claimed.
+    """
     line = f'routing scope "{routing_scope}": '
     if hyperparameters.sees_later_tokens(routing_scope):
         return (
             f"{line}WARNING: later tokens take part in choosing the members of "
             "clusters, so the score leaks: sampling may not reach it"
+        )
+    if influence is None:
+        return f"{line}whether later tokens influence a score was not tried"
+    if not influence <= ROUNDING:
+        return (
+            f"{line}WARNING: other later tokens moved scores of earlier ones, by up to "
+            f"{influence:.2g} nats, so the score leaks: sampling may not reach it. Do "
+            "all layers follow the causal mask?"
         )
     if hyperparameters.sees_later_tokens("full"):
         return f"{line}every token only from those before it, as in sampling"

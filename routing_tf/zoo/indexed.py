@@ -10,6 +10,7 @@ from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.softmax.rotary_position import rotate
+from routing_tf.layers.support import batch_losses
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_shift as shift
 from routing_tf.layers.support.initializers import cloned
@@ -20,7 +21,6 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.named_losses import add_named_loss
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_not_negative
@@ -351,21 +351,23 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         if inputs.query_mask is not None:
             counts = ops.logical_and(counts, inputs.query_mask[:, 0])
         counts = ops.cast(counts, "float32")
-        loss = ops.sum(divergence * counts) / ops.maximum(ops.sum(counts), 1.0)
+        total, number = ops.sum(divergence * counts), ops.sum(counts)
         if inputs.adds_losses:
-            add_named_loss(self, "indexer_loss", self.indexer_loss_weight * loss)
-        update_or_hold(self, [ops.ones(()), ops.stop_gradient(loss)])
+            own = [self.indexer_loss_weight * total]
+            batch_losses.add_batch_loss(
+                self, "indexer_loss", own, [number], batch_losses.mean
+            )
+        update_or_hold(self, [ops.stop_gradient(total), number])
 
     def move(self, statistics):
         """Counts a training step; see `OnlineKMeans.move`.
 
         Args:
-            statistics: list of the number of parts of a batch, and of the sum of their
-                losses.
+            statistics: list of the sum of the losses of queries, and of their number.
         """
-        calls, loss = statistics
-        self.training_steps.assign_add(ops.minimum(calls, 1.0))
-        self.indexer_loss.assign(loss / ops.maximum(calls, 1.0))
+        total, number = statistics
+        self.training_steps.assign_add(1.0)
+        self.indexer_loss.assign(batch_losses.mean([total], [number]))
 
     def make_cache(self, batch_size, max_length, positions=None):
         """Returns an empty cache with room for `max_length` tokens.

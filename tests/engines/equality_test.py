@@ -23,6 +23,8 @@ EXPLORING = {"exploring_queries": 5}
 FIT = {"fit": True, "num_steps": 3, "changes": {"gradient_clip_norm": 0.0}}
 RUNS = {
     "decoder": {"changes": EXPLORING, "scored_rows": [8, 5]},
+    "losses_in_two_parts": {"kind": "losses", "num_parts": 2},
+    "state": {"kind": "text", "changes": small_runs.WATCHED, "num_steps": 5},
     # Bad rows of one replica or of both, in one part or in both.
     "bad_gradients_in_two_parts": {
         "num_parts": 2,
@@ -42,7 +44,7 @@ RUNS = {
     "keras_fits_a_seq2seq": {"kind": "seq2seq", **FIT},
 }
 # Each worker compiles for itself, on the same processor.
-NUM_RUNS = {"mirrored": len(RUNS), "multi_worker": 2}
+NUM_RUNS = {"mirrored": len(RUNS), "multi_worker": 3}
 CLUSTERS = {"mirrored": {"num_devices": 2}, "multi_worker": {"num_workers": 2}}
 
 

@@ -18,7 +18,9 @@ import numpy as np
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import training
+from routing_tf import zoo
 from routing_tf.models import build
+from routing_tf.models import feed_forwards
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import engines
 from routing_tf.training.engines.step import TrainingStep
@@ -50,6 +52,7 @@ SETTINGS = {
 ROUNDING = {"gradient_norm": 10.0}
 KINDS = {
     "decoder": {},
+    "losses": {},
     "seq2seq": {
         "num_encoder_layers": 1,
         "max_input_length": INPUT_LENGTH,
@@ -126,17 +129,75 @@ def decoder(hyperparameters, precision="float32"):
     return lm
 
 
+def all_losses(hyperparameters, precision="float32"):
+    """A model whose layers add all kinds of losses and keep all statistics."""
+    h = hyperparameters
+    groups = [
+        zoo.IndexedHeads(1, 6, 2, 4, warm_up_steps=2, indexer_loss_weight=0.5),
+        zoo.ThresholdHeads(1, 3, 6, commitment_weight=0.2),
+        layers.RoutedHeads(1, 3, 6, share_query_key=False, ema=False),
+    ]
+    experts = zoo.MixtureOfExperts(
+        4, h.intermediate_dim, 20, load_balancing_weight=0.3, z_loss_weight=0.1
+    )
+    compressive = zoo.CompressiveAttention(
+        2, 6, segment_length=8, memory_length=8, compressed_length=4
+    )
+    ids = keras.Input((LENGTH,), dtype="int32", name="token_ids")
+    mask = keras.Input((LENGTH,), dtype="bool", name="padding_mask")
+    x = layers.TokenEmbedding(h.vocabulary_size, h.hidden_dim)(ids)
+    attention = layers.MixedAttention(groups, key_dim=6)
+    block = layers.TransformerBlock(attention, experts, remat=h.remat, name="block")
+    # Unlike tokens, so that the indexer has something to learn.
+    x = block(30.0 * x, padding_mask=mask)
+    x = x + compressive(x, mask=mask)
+    outputs = keras.layers.Dense(h.vocabulary_size)(x)
+    lm = keras.Model({"token_ids": ids, "padding_mask": mask}, outputs)
+    lm.hyperparameters = h
+    return lm
+
+
+@keras.saving.register_keras_serializable("routing_tf_tests")
+class Watched(keras.layers.Layer):
+    """A feed-forward layer that writes state of all kinds in its calls."""
+
+    def __init__(self, dropout=0.0, kernel_initializer=None, **options):
+        super().__init__(**options)
+        self.supports_masking = True
+        self.memory = zoo.ProductKeyMemory(2, 4, 2, 6, query_norm="batch")
+        self.drawing = keras.layers.Dropout(0.5, seed=1)
+
+    def build(self, shape):
+        self.memory.build(shape)
+        state = {"initializer": "zeros", "trainable": False}
+        self.mean = self.add_weight(name="mean", shape=shape[-1:], **state)
+        self.num_calls = self.add_weight(name="num_calls", dtype="int32", **state)
+
+    def call(self, x, mask=None, training=None):
+        if training:
+            mean = keras.ops.mean(keras.ops.ones_like(x) + x, axis=(0, 1))
+            self.mean.assign(0.5 * self.mean + 0.5 * mean)
+            self.num_calls.assign_add(1)
+            x = x + 0.0 * self.drawing(x, training=True)
+        return self.memory(x, mask=mask, training=training)
+
+
+feed_forwards.register("watched", lambda place, **options: Watched(**options))
+WATCHED = {"feed_forward": "watched", "weight_decay": 0.0}
+WITHOUT_PRESETS = {"decoder": decoder, "losses": all_losses}
+
+
 def hyperparameters(kind="decoder", **changes):
     return models.Hyperparameters(**{**SETTINGS, **KINDS[kind], **changes})
 
 
 def make_model(kind, h, precision="float32", loss_scaling=None):
-    """Makes a model with an optimizer; that of a decoder may scale the loss."""
-    if kind != "decoder":
+    """Makes a model with an optimizer, which may scale the loss if no preset does."""
+    if kind not in WITHOUT_PRESETS:
         lm = build.make_model(h, precision=precision)
         training.compile_for_training(lm, h)
         return lm
-    lm = decoder(h, precision)
+    lm = WITHOUT_PRESETS[kind](h, precision)
     training.add_weight_decay(lm, h.weight_decay)
     optimizer = training.make_optimizer(h)
     if loss_scaling is not None:
@@ -166,6 +227,9 @@ def make_batch(kind, step, trapped=(), lengths=None):
         x["labels"] = random.integers(0, 5, len(lengths)).astype("int32")
         return x, x["images"], weights.reshape(shape)
     targets = np.roll(ids, -1, axis=1)
+    if kind == "losses":
+        # Losses of layers count other tokens than that of the outputs.
+        return x, targets, weights * (random.uniform(size=weights.shape) < 0.6)
     if kind == "text":
         return x, targets, weights
     if kind == "decoder":
@@ -264,6 +328,8 @@ class Run:
             name: np.array([getattr(report, name) for report in self.reports])
             for name in ("loss", "cross_entropy", "clustering_loss", "num_tokens")
         }
+        for name in self.training_step.loss_names:
+            reports[name] = np.array([own.named_losses[name] for own in self.reports])
         norms = np.array([report.gradient_norm for report in self.reports])
         variables = {}
         for index, variable in enumerate(self.training_step.variables):

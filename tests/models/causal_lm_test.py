@@ -1,12 +1,14 @@
 import contextlib
 
 import keras
+import keras_hub
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from routing_tf import models
 from routing_tf import tokenizers
+from routing_tf.generation.token_stream import TokenStream
 from tests import golden_cases
 from tests import tracing
 from tests.models import small_models
@@ -49,6 +51,24 @@ def test_no_prompt_has_no_continuation(prompts, greedy):
     assert lm.generate(prompts, max_length=8) == []
     batches = tf.data.Dataset.from_tensor_slices(tf.constant([], tf.string)).batch(2)
     assert lm.generate(batches, max_length=8) == []
+
+
+def test_prompts_are_never_cut():
+    """Three letters, one of two bytes, and the leading id take five tokens."""
+    preprocessor = models.RoutingTransformerCausalLMPreprocessor(
+        tokenizers.ByteTokenizer(), sequence_length=4
+    )
+    lm = small_models.language_model(
+        vocabulary_size=258, num_layers=1, preprocessor=preprocessor
+    )
+    texts = tf.data.Dataset.from_tensor_slices(["a", "b\xe9c"]).batch(1)
+    for prompts in ("b\xe9c", ["a", "b\xe9c"], texts):
+        with pytest.raises(ValueError, match="Received: one with more than 4 tokens"):
+            lm.generate(prompts, strip_prompt=True)
+    assert lm.generate("b\xe9c", max_length=5) == "b\xe9c"
+    inputs = texts.map(preprocessor.generate_preprocess)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="more than 4 tokens"):
+        list(inputs)
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +157,7 @@ def test_generation_stops(greedy):
     before = np.cumsum(is_stop, axis=1) - is_stop
     np.testing.assert_array_equal(mask, before == 0)
     np.testing.assert_array_equal(stopped[mask], token_ids[mask])
+    assert not stopped[~mask].any()
 
 
 def test_ids_and_mask_of_other_shapes_are_refused(greedy):
@@ -145,3 +166,37 @@ def test_ids_and_mask_of_other_shapes_are_refused(greedy):
         wrong = {name: cut(array) for name, array in x.items()}
         with pytest.raises(ValueError, match="must both be .batch, length.. Received"):
             lm.generate(wrong, stop_token_ids=None)
+
+
+@pytest.mark.parametrize(
+    "ids, message",
+    [
+        ([0, small_models.VOCABULARY_SIZE], "0 to 31"),
+        ([0, -1], "-1 to 0"),
+        ([0, 3 + 2**32], "0 to 4294967299"),
+        ([0, 2.5], "0.0 to 2.5"),
+        ([0, np.nan], "nan to nan"),
+    ],
+)
+def test_ids_that_the_model_does_not_have_are_refused(greedy, ids, message):
+    lm, *_ = greedy
+    message = f"Ids must be integers from 0 to 30, .*Received: {message} in "
+    rows = np.array([[*ids, -7, -7]])
+    with pytest.raises(ValueError, match=message):
+        lm.generate(
+            {"token_ids": rows, "padding_mask": [[True, True, False, False]]},
+            stop_token_ids=None,
+        )
+    with pytest.raises(ValueError, match=message):
+        next(TokenStream(lm, keras_hub.samplers.GreedySampler(), 9)([ids]))
+    if rows.dtype == "int64":
+        with pytest.raises(ValueError, match=message):
+            lm.score(ids)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float32", "int64"])
+def test_ids_may_have_any_type(greedy, dtype):
+    lm, x, token_ids = greedy
+    ids = x["token_ids"].astype(dtype)
+    found, _ = generate(lm, {**x, "token_ids": ids})
+    np.testing.assert_array_equal(found, token_ids)

@@ -76,6 +76,13 @@ def test_round_trip_through_a_preset_folder(make, x, base, lengths, tmp_path):
 
 
 @of_each_kind
+def test_tokenizers_that_cut_and_pad_are_refused(make, x):
+    preprocessor = type(make()).preprocessor_cls
+    with pytest.raises(ValueError, match=r"Received: ByteTokenizer\(sequence_length=4"):
+        preprocessor(ByteTokenizer(sequence_length=4))
+
+
+@of_each_kind
 @pytest.mark.parametrize("start", [[0, 1, 1], [1, 0, 1]], ids=["in front", "between"])
 def test_padding_that_is_not_behind_the_prompt_is_refused(make, x, start):
     lm, (*_, name) = make(), x

@@ -14,6 +14,7 @@ import pytest
 from routing_tf import models
 from routing_tf.models.release import conversion
 from routing_tf.models.release import hparams_sets
+from routing_tf.models.token_scorer import TokenScorer
 
 ON_JAX = keras.backend.backend() == "jax"
 OWN = ["python_small", "digits_small", "images_small", "pairs_small", "byte_tiny"]
@@ -257,6 +258,11 @@ def test_presets_of_bytes_take_texts_and_ids():
     assert x["token_ids"].shape == (4, 64)  # the preset's `max_sequence_length`
     ids = lm.evaluate(x, y, sample_weight=weights, verbose=0)
     np.testing.assert_allclose(ids, texts, rtol=1e-6)
+    # Padding is no part of the loss.
+    lm(x)
+    weights = np.asarray(weights)
+    nats = TokenScorer(lm).score(x, y)[weights].mean()
+    np.testing.assert_allclose(ids[0], nats + sum(map(float, lm.losses)), rtol=1e-4)
     lm.fit(["abc"] * 4, verbose=0)
     # Ids come and go as ids, with the tokenizer's end id as the only stop.
     ids = {

@@ -50,6 +50,19 @@ def test_the_preprocessor_makes_inputs_targets_and_weights():
     assert weights.tolist() == [[True] * 3 + [False] * 2]
 
 
+@pytest.mark.parametrize(
+    "source, prompt, name",
+    [("abcdef", "", "encoder_sequence_length=6"), ("abcde", "abcde", "max_length=5")],
+)
+def test_sources_and_prompts_are_never_cut(source, prompt, name):
+    lm = language_model(
+        vocabulary_size=258, preprocessor=preprocessor(6, 9), num_layers=1
+    )
+    texts = {"encoder_text": [source], "decoder_text": [prompt]}
+    with pytest.raises(ValueError, match=f"Received: one with .* and {name}"):
+        lm.generate(texts, max_length=5)
+
+
 def generate(lm, x, stop_token_ids=None):
     output = lm.generate(dict(x), stop_token_ids=stop_token_ids)
     token_ids, mask = output["decoder_token_ids"], output["decoder_padding_mask"]

@@ -1,5 +1,7 @@
 """Continuing prompts with a cache gives what computing all anew at each step gives."""
 
+import itertools
+
 import keras
 import keras_hub
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from routing_tf.models import steps
 from tests import golden_cases
 from tests.models import small_models
+from tests.models import small_seq2seq
 
 LENGTH, PROMPTS = 7, (3, 5)
 SAMPLERS = {
@@ -65,9 +68,84 @@ def test_beams_go_on_from_the_prompt_of_their_row():
     tokens = generate(lm, "beam", x)["token_ids"]
     alone = generate(lm, "beam", {name: rows[1:] for name, rows in x.items()})
     np.testing.assert_array_equal(tokens[1:], alone["token_ids"])
-    lm.compile(sampler=keras_hub.samplers.BeamSampler(return_all_beams=True))
-    with pytest.raises(ValueError, match="Received: return_all_beams=True"):
-        lm.generate(x, stop_token_ids=None)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"return_all_beams": True},
+        {"temperature": 0.0},
+        {"temperature": -1},
+        {"temperature": np.nan},
+    ],
+)
+def test_settings_of_samplers_that_give_no_text_are_refused(options):
+    lm, ((name, value),) = model("token_choice"), options.items()
+    samplers = [keras_hub.samplers.BeamSampler(**options)]
+    if name == "temperature":
+        samplers.append(keras_hub.samplers.RandomSampler(**options))
+        with pytest.raises(ValueError, match=f"Received: {name}={value}"):
+            steps.drawing(lm, samplers[-1])
+    for sampler in samplers:
+        lm.compile(sampler=sampler)
+        with pytest.raises(ValueError, match=f"Received: {name}={value}"):
+            lm.generate(small_models.inputs((1, 5), 6), stop_token_ids=None)
+
+
+def texts_that_can_follow(prompt, length, size, stops):
+    """Returns all rows that continue a prompt, up to a stop or `length`, and masks."""
+    rows = itertools.product(range(size), repeat=length - len(prompt))
+    rows = np.array([[*prompt, *row] for row in rows], "int32")
+    is_stop = np.isin(rows, stops) & (np.arange(length) >= len(prompt))
+    mask = np.cumsum(is_stop, axis=-1) - is_stop == 0
+    rows, first = np.unique(np.where(mask, rows, 0), axis=0, return_index=True)
+    return rows, mask[first]
+
+
+def log_likelihoods(lm, inputs, rows, mask, prefix):
+    """Returns those of rows, which are given before `mask` begins, in one pass."""
+    names = {f"{prefix}token_ids": rows, f"{prefix}padding_mask": mask}
+    x = {name: np.repeat(row[None], len(rows), 0) for name, row in inputs.items()}
+    logits = small_models.output(lm, {**x, **names})[:, :-1]
+    best = keras.ops.log_softmax(logits.astype("float32"))
+    found = np.take_along_axis(small_models.array(best), rows[:, 1:, None], axis=2)
+    return (found[..., 0] * mask[:, 1:]).sum(axis=-1)
+
+
+@pytest.mark.parametrize(
+    "stops, kind",
+    [
+        ([1], "text"),
+        pytest.param([3, 0, 99], "text", marks=small_models.FURTHER),
+        pytest.param([2, 1], "seq2seq", marks=small_models.FURTHER),
+    ],
+)
+def test_beams_find_the_most_probable_of_all_texts(stops, kind):
+    """So nothing counts that comes after the end of a text."""
+    size, length, lengths = 4, 5, (1, 2, 3)
+    sizes = {"vocabulary_size": size}
+    if kind == "text":
+        x = small_models.inputs(lengths, length)
+        lm, prefix = small_models.language_model(**sizes, routing="token_choice"), ""
+    else:
+        x = small_seq2seq.inputs((9, 9, 9), lengths, (9, length))
+        x["encoder_token_ids"] %= size
+        lm = small_seq2seq.language_model(**sizes, **small_seq2seq.LOCAL)
+        prefix = "decoder_"
+    names = f"{prefix}token_ids", f"{prefix}padding_mask"
+    x[names[0]] %= size
+    lm.compile(sampler=keras_hub.samplers.BeamSampler(num_beams=size ** (length - 1)))
+    found = lm.generate(dict(x), stop_token_ids=stops)
+    num_ended = 0
+    for row, prompt_length in enumerate(lengths):
+        prompt = x[names[0]][row, :prompt_length]
+        rows, mask = texts_that_can_follow(prompt, length, size, stops)
+        inputs = {name: value[row] for name, value in x.items()}
+        best = log_likelihoods(lm, inputs, rows, mask, prefix).argmax()
+        np.testing.assert_array_equal(found[names[0]][row], rows[best])
+        np.testing.assert_array_equal(found[names[1]][row], mask[best])
+        num_ended += not mask[best].all()
+    assert num_ended > 0, "no text ends early: take another seed"
 
 
 @small_models.FURTHER

@@ -298,10 +298,15 @@ class TestImageFolder:
         assert problem.images("test")[0, ..., 0].tolist() == [[40, 0], [41, 104]]
 
     def test_a_picture_that_would_take_the_memory(self, tmp_path, monkeypatch):
-        (tmp_path / "a.gif").write_bytes(b"GIF89a" + struct.pack("<HH", 5, 3))
+        write(tmp_path / "a.jpg", np.zeros((3, 5, 1), "uint8"))
         monkeypatch.setattr(image_folder, "MAX_PIXELS", 14)
-        with pytest.raises(ValueError, match=r"a.gif' must .* 14 pixels.*3 x 5 \("):
-            image_folder.read_image(tmp_path / "a.gif")
+        with pytest.raises(ValueError, match=r"a.jpg' must .* 14 pixels.*3 x 5 \("):
+            image_folder.read_image(tmp_path / "a.jpg")
+
+    def test_arrays_that_earlier_versions_made_of_bmp_files_are_others(self, folder):
+        (folder / "train" / "cat" / "2.png").rename(folder / "train" / "cat" / "2.BMP")
+        assert own(folder).identity("train")["palettes"]
+        assert "palettes" not in own(folder).identity("test")
 
     def test_a_damaged_file(self, folder):
         path = folder / "train" / "cat" / "2.png"

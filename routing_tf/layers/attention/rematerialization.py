@@ -9,11 +9,11 @@ from keras import ops
 from routing_tf.layers.routing.held_updates import hold_updates
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
+from routing_tf.layers.support.batch_losses import add_batch_loss
+from routing_tf.layers.support.batch_losses import hold_losses
 from routing_tf.layers.support.keras_internals import disown
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.keras_internals import without_autocast
-from routing_tf.layers.support.named_losses import add_named_loss
-from routing_tf.layers.support.named_losses import named_losses
 
 
 def call_and_forget(layer, function, tensors, parts=None):
@@ -45,13 +45,13 @@ def call_and_forget(layer, function, tensors, parts=None):
         mapping = zip([*trainable, *fixed], [*values, *fixed_values], strict=True)
         scope = keras.StatelessScope(list(mapping), collect_losses=True)
         before = [scope.get_current_value(variable) for variable in fixed]
-        with scope, hold_updates() as updates, named_losses() as names_of:
+        with scope, hold_updates() as updates, hold_losses() as held:
             output = function(*inputs)
         after = [scope.get_current_value(variable) for variable in fixed]
         losses = list(scope.losses)
         disown(layer, losses)
         state = fixed, before, after
-        return output, *effects.flatten(*state, losses, names_of(losses), updates)
+        return output, *effects.flatten(*state, losses, held, updates)
 
     output, *flat = keras.remat(pure)(*values, *tensors)
     effects.apply(layer, flat)
@@ -83,7 +83,7 @@ def computes_again(layer, remat):
 class _Effects:
     """The side effects of a run, without their tensors, which are traced."""
 
-    def flatten(self, variables, before, after, losses, names, updates):
+    def flatten(self, variables, before, after, losses, held, updates):
         """Records the side effects and returns their tensors, as `apply` takes them."""
         changed = [
             (variable, new)
@@ -91,18 +91,27 @@ class _Effects:
             if new is not old
         ]
         self.assigned = [variable for variable, _ in changed]
-        self.loss_names = names
+        self.num_losses = len(losses)
+        self.held = [
+            (loss.name, loss.of, len(loss.own), len(loss.counts)) for loss in held
+        ]
+        sums = [tensor for loss in held for tensor in (*loss.own, *loss.counts)]
         self.moved = [(kmeans, len(statistics)) for kmeans, statistics in updates]
         statistics = [tensor for _, tensors in updates for tensor in tensors]
-        return [*losses, *statistics, *(value for _, value in changed)]
+        return [*losses, *sums, *statistics, *(value for _, value in changed)]
 
     def apply(self, layer, flat):
         """Applies the recorded side effects outside."""
         flat = iter(flat)
-        losses = itertools.islice(flat, len(self.loss_names))
-        for name, loss in zip(self.loss_names, losses, strict=True):
-            add_named_loss(layer, name, loss)
+
+        def taken(number):
+            return list(itertools.islice(flat, number))
+
+        for loss in taken(self.num_losses):
+            layer.add_loss(loss)
+        for name, of, num_own, num_counts in self.held:
+            add_batch_loss(layer, name, taken(num_own), taken(num_counts), of)
         for kmeans, count in self.moved:
-            update_or_hold(kmeans, list(itertools.islice(flat, count)))
+            update_or_hold(kmeans, taken(count))
         for variable, value in zip(self.assigned, flat, strict=True):
             variable.assign(value)

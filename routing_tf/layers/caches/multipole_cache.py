@@ -16,12 +16,17 @@ from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.cluster_reads import Members
+from routing_tf.layers.routing.far_field import Table
 from routing_tf.layers.routing.pairs import Pairs
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.products import product
+
+#: Names of the sums over all pairs that stopped being recent, by cluster.
+SUMS = ("key_sums", "value_sums", "bias_sums")
+CLUSTERS = ("rows", "counts", *SUMS)
 
 
 def make(group, batch_size, max_length):
@@ -41,8 +46,11 @@ def make(group, batch_size, max_length):
         "recent_clusters": ops.zeros((*shape, num_recent), "int32"),
         "rows": ops.zeros((*shape, group.num_clusters, window, size), dtype),
         "counts": ops.zeros((*shape, group.num_clusters), "int32"),
-        "sums": ops.zeros((*shape, group.num_clusters, size), "float32"),
     }
+    sizes = (dim, group.value_dim, 1)
+    for name, number in zip(SUMS, sizes):
+        sums = (*shape, group.num_clusters, number)
+        cache[name] = ops.zeros(sums, "float32")
     if group.num_sinks:
         number = group.num_sinks
         cache["first"] = ops.zeros((*shape, number, size + (num_keys - 1) * dim), dtype)
@@ -58,7 +66,7 @@ def restarted(cache):
     """Returns a cache as it was before the first token."""
     empty = {
         name: ops.zeros_like(cache[name])
-        for name in ("end", "recent", "counts", "sums", "first")
+        for name in ("end", "recent", "counts", *SUMS, "first")
         if name in cache
     }
     start = ops.full_like(cache["start"], -1)
@@ -112,7 +120,7 @@ def absorbed(group, cache, index, pairs, offered, real):
         places < _border(group, start, end)[:, None, None],
     )
     flushed = ops.logical_and(flushed, x[..., -1] > 0)
-    parts = {name: cache[name] for name in ("rows", "counts", "sums")}
+    parts = {name: cache[name] for name in CLUSTERS}
     if number == 1:
         # Most tokens flush nothing.
         parts = ops.cond(
@@ -164,11 +172,29 @@ def flush(group, parts, x, clusters, flushed):
     pairs = pairs_of(group, x, clusters)
     joins = ops.where(flushed, clusters, group.num_clusters)
     joins = backends.one_hot(joins, group.num_clusters, dtype="float32")
-    sums = parts["sums"] + product(joins, pairs.rows(), transpose_x=True)
+    sums = {
+        name: parts[name] + product(joins, x, transpose_x=True)
+        for name, x in zip(SUMS, pairs.parts())
+    }
     new = rows.make_rows(pairs.far_key, pairs.value, None, pairs.bias)
     rest = {name: parts[name] for name in ("rows", "counts")}
     clusters, flushed = clusters[..., None], flushed[..., None]
-    return {**rings.joined(rest, clusters, flushed, rows=new), "sums": sums}
+    return {**rings.joined(rest, clusters, flushed, rows=new), **sums}
+
+
+def table(cache):
+    """Returns the `Table` of all pairs that a cache has flushed, with 1 for N."""
+    keys, values, biases = (cache[name][:, :, None] for name in SUMS)
+    counts = ops.cast(cache["counts"], "float32")[:, :, None]
+    return Table(keys, values, counts, biases[..., 0])
+
+
+def table_of(pairs, clusters, num_clusters):
+    """Returns the `Table` of `Pairs` in clusters `<int32>[B, G, X]`, with 1 for N."""
+    joins = backends.one_hot(clusters, num_clusters, dtype="float32")[:, :, None]
+    sums = [product(joins, x[:, :, None], transpose_x=True) for x in pairs.parts()]
+    keys, values, *biases = sums
+    return Table(keys, values, ops.sum(joins, -2), *(x[..., 0] for x in biases))
 
 
 def _recent(cache, index, x, clusters, end):
@@ -209,7 +235,7 @@ class Front:
         after: the cache after the call.
 
     Attributes:
-        sums: `<float32>[B, G, K, E]`, over all pairs that the cache has flushed.
+        table: the `Table` of all pairs that the cache has flushed.
         starts: `<int32>[B, 1, 1]`, positions at which documents start.
         length: number of places that the pairs before those of a call take.
         window: number of pairs of each cluster that the cache holds.
@@ -217,7 +243,7 @@ class Front:
 
     def __init__(self, group, cache, after):
         self._group, self._cache, self._after = group, cache, after
-        self.sums = cache["sums"]
+        self.table = table(cache)
         self.starts = after["start"][:, None, None]
         self.length = cache["recent"].shape[2] + group.num_sinks
         self.window = cache["rows"].shape[3]
@@ -302,7 +328,7 @@ def of_memory(group, pairs, starts):
         starts: `<int32>`, broadcastable to `[B, 1, 1]`, positions of the first ones.
     """
     empty = make(group, ops.shape(pairs.key)[0], length_of(pairs.key, 2))
-    parts = {name: empty[name] for name in ("rows", "counts", "sums")}
+    parts = {name: empty[name] for name in CLUSTERS}
     is_far = pairs.far_clusters(group) < group.num_clusters
     x = rows_of(group, pairs, pairs.places >= 0)
     first = pairs.first(starts, group.num_sinks)

@@ -12,6 +12,7 @@ from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.routing.clustering import Clustering
+from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.multipole import MultipolePass
 from routing_tf.layers.routing.multipole import TwoSidedPass
 from routing_tf.layers.routing.multipole import attend_next
@@ -24,7 +25,6 @@ from routing_tf.layers.routing.pairs import Queries
 from routing_tf.layers.routing.pairs import document_places
 from routing_tf.layers.routing.routed_tokens import RoutedTokens
 from routing_tf.layers.routing.routed_tokens import real_tokens
-from routing_tf.layers.support import backends
 from routing_tf.layers.support import key_shift as shift
 from routing_tf.layers.support.key_shift import read_next_values
 from routing_tf.layers.support.lengths import length_of
@@ -33,7 +33,6 @@ from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import without_padding
-from routing_tf.layers.support.products import product
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
@@ -299,11 +298,10 @@ class MultipoleHeads(ClusteredHeads):
 
     def _attend_to_memory(self, queries, pairs, starts, training):
         clusters = pairs.far_clusters(self)
-        joins = backends.one_hot(clusters, self.num_clusters, dtype="float32")
-        sums = product(joins, pairs.rows(), transpose_x=True)
+        table = multipole_cache.table_of(pairs, clusters, self.num_clusters)
         reads_of = functools.partial(reads_of_pairs, self, pairs, clusters)
         first = pairs.first(starts, self.num_sinks)
-        return attend_to_memory(self, queries[0], first, sums, reads_of, training)
+        return attend_to_memory(self, queries[0], first, table, reads_of, training)
 
     def _pairs(self, inputs, keys, places, segments=None):
         bias = inputs.token_bias
@@ -353,6 +351,10 @@ class MultipoleHeads(ClusteredHeads):
     def shifted(self, inputs):
         # Pairs stand at their values; `attend` moves keys and clusters.
         return inputs
+
+    def causal_rule(self, routing_scope=None, has_segments=False):
+        # It says in which clusters tokens are. How they attend, `attend` says.
+        return self.rule(LastMembers)
 
     def make_cache(self, batch_size, max_length, positions=None):
         return multipole_cache.make(self, batch_size, max_length)
@@ -424,6 +426,7 @@ class MultipoleHeads(ClusteredHeads):
         query, _ = self.vectors(dataclasses.replace(inputs, key=key))
         first = multipole_cache.pairs_of(self, cache["first"])
         reads_of = functools.partial(reads_of_cache, self, cache)
-        output = attend_to_memory(self, query, first, cache["sums"], reads_of)
+        table = multipole_cache.table(cache)
+        output = attend_to_memory(self, query, first, table, reads_of)
         output = without_padding(output, inputs.query_mask)
         return ops.cast(output, self.compute_dtype), cache

@@ -128,9 +128,8 @@ class ClusterOrder:
         window includes the token itself.
         """
         before = self._num_chunks_before(attention_window)
-        gathers = keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
-        if before and gathers:
-            return _gathered_windows(x, before)
+        if before and windows_are_gathered():
+            return gathered_windows(x, before)
         return memory_windows(x, (before,), (0,), axis=2)
 
     def window_offset(self, attention_window):
@@ -161,7 +160,12 @@ class ClusterOrder:
         return -(-(attention_window - 1) // self.chunk_size)
 
 
-def _gathered_windows(x, before):
+def windows_are_gathered():
+    """Whether `gathered_windows` is faster than `memory_windows`."""
+    return keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
+
+
+def gathered_windows(x, before):
     """Does what `memory_windows` does, with any chunk in the place of none.
 
     Several long rows are gathered faster than padded, cut and joined. It defines its

@@ -45,19 +45,17 @@ class _Reads:
     """
 
     def __init__(self, group, query, key, value, bias, visible, numbers):
-        self.numbers = numbers
-        self._value, self._visible = value, visible
+        self.numbers, self._value = numbers, value
+        self._visible = visible = ops.cast(visible, "float32")
         logits = product(query, key, transpose_y=True)
-        self.sums = self._of_queries(ops.sum(ops.where(visible, logits, 0.0), -1))
+        self.sums = self._of_queries(ops.sum(logits * visible, axis=-1))
         logits, self.biases = group.capped(logits), None
         if bias is not None:
             logits = logits + bias
-            bias = ops.where(visible, bias, 0.0)
-            self.biases = self._of_queries(ops.sum(bias, axis=-1))
-        self._logits = ops.where(visible, logits, HIDDEN)
-        self.largest = self._of_queries(
-            extremes.largest(ops.stop_gradient(self._logits), axis=-1)
-        )
+            self.biases = self._of_queries(ops.sum(visible * bias, axis=-1))
+        self._logits = logits + ops.where(visible > 0, 0.0, HIDDEN)
+        largest = extremes.largest(ops.stop_gradient(self._logits), axis=-1)
+        self.largest = self._of_queries(largest)
 
     def weights(self, largest):
         """Returns exponentials of logits less `largest`, `<float32>[B, G, N, R, 1]`."""
@@ -74,7 +72,7 @@ class _Reads:
             weights: as `weights` returns them.
             shares: `<float32>[B, G, N, R, P]`, what is taken from each weight.
         """
-        less = ops.where(self._visible, self._of_reads(shares)[..., None], 0.0)
+        less = self._visible * self._of_reads(shares)[..., None]
         return self._summed(product(weights - less, self._value))
 
 

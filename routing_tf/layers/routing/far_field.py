@@ -1,7 +1,7 @@
 """The far field of multipole heads: sums of clusters, the choice, and one softmax.
 
 Letters: B batch, G key heads, N blocks, R queries of a block, K clusters, P clusters
-that a query reads, Y near pairs, D dim.
+that a query reads, Y pairs, D dim.
 """
 
 import dataclasses
@@ -12,6 +12,8 @@ from keras import ops
 
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.products import product
 
@@ -21,40 +23,49 @@ HIDDEN = large_negative("float32")
 NEAR_TIE = 1e-5
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Table:
     """Sums over pairs, by cluster.
 
     Args:
-        sums: `<float32>[B, G, N, K, E]`; columns are those of keys and of values, the
-            number of pairs, and that of their biases, if any.
-        key_dim: size of a key.
-        value_dim: size of a value.
+        keys: `<float32>[B, G, N, K, D]`, sums of keys.
+        values: the same of values.
+        counts: `<float32>[B, G, N, K]`, numbers of pairs.
+        biases: the same for sums of biases; None (the default) without any.
         is_own: `<float32>[B, 1, N, R, 1]`, 0 for queries that do not see these pairs;
             None (the default) for none.
     """
 
-    def __init__(self, sums, key_dim, value_dim, is_own=None):
-        self._key, first = sums[..., :key_dim], key_dim + value_dim
-        self._value, self._is_own = sums[..., key_dim:first], is_own
-        self._count = sums[..., None, :, first]
-        has_bias = sums.shape[-1] > first + 1
-        self._bias = sums[..., None, :, first + 1] if has_bias else None
+    keys: Any
+    values: Any
+    counts: Any
+    biases: Any = None
+    is_own: Any = None
+
+    def __add__(self, other):
+        """Returns the sums over the pairs of two tables."""
+        biases = None if self.biases is None else self.biases + other.biases
+        counts = self.counts + other.counts
+        return Table(self.keys + other.keys, self.values + other.values, counts, biases)
 
     def seen_by(self, query):
         """Returns sums of logits, numbers of pairs, and sums of biases or None.
 
         They are `<float32>`, broadcastable to `[B, G, N, R, K]`.
         """
-        logits = product(query, self._key, transpose_y=True)
-        found = logits, self._count, self._bias
-        if self._is_own is None:
+        logits = product(query, self.keys, transpose_y=True)
+        found = [
+            None if x is None else x[..., None, :] for x in (self.counts, self.biases)
+        ]
+        found = logits, *found
+        if self.is_own is None:
             return found
-        return [None if x is None else x * self._is_own for x in found]
+        return [None if x is None else x * self.is_own for x in found]
 
     def output(self, weights):
         """Returns sums of values, for weights of pairs `<float32>[B, G, N, R, K]`."""
-        weights = weights if self._is_own is None else weights * self._is_own
-        return product(weights, self._value)
+        weights = weights if self.is_own is None else weights * self.is_own
+        return product(weights, self.values)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -85,52 +96,19 @@ class Poles:
         """
         if logits is None:
             logits, counts, biases = self.logits, self.counts, self.biases
-        number = ops.maximum(counts, 1.0)
-        means = group.capped(logits / number)
+        share = 1.0 / ops.maximum(counts, 1.0)
+        means = group.capped(logits * share)
         if biases is not None:
-            means = means + biases / number
-        return ops.where(counts > 0, means, HIDDEN)
-
-    def choice(self, group):
-        """Returns the `Choice` of the clusters that may hold the most mass."""
-        return choose(self.means(group), self.counts, group.clusters_per_query)
+            means = means + biases * share
+        return means + ops.where(counts > 0, 0.0, HIDDEN)
 
     def output(self, weights):
         """Returns sums of the values in tables, see `Table.output`."""
         return sum(table.output(weights) for table in self.tables)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Choice:
-    """The clusters that each query reads.
-
-    Args:
-        clusters: `<int32>[B, G, N, R, P]`.
-        is_chosen: list of P tensors `<bool>[B, G, N, R, K]`.
-        counts: `<int32>[B, G, N, R, P]`, numbers of their pairs; 0 where there is no
-            cluster left that has one.
-    """
-
-    clusters: Any
-    is_chosen: Any
-    counts: Any
-
-    def of_chosen(self, x):
-        """Returns `[B, G, N, R, K]` at the chosen clusters, `[B, G, N, R, P]`."""
-        zero = ops.zeros((), x.dtype)
-        return ops.stack(
-            [ops.sum(ops.where(own, x, zero), -1) for own in self.is_chosen], axis=-1
-        )
-
-    def replaced(self, x, values):
-        """Returns `[B, G, N, R, K]` with `[B, G, N, R, P]` at the chosen clusters."""
-        for place, own in enumerate(self.is_chosen):
-            x = ops.where(own, values[..., place, None], x)
-        return x
-
-
-def choose(means, counts, number):
-    """Returns the `Choice` of the clusters that may hold the most mass.
+    """The clusters that each query reads: those that may hold the most mass.
 
     Of masses that nearly tie, the lower number goes first.
 
@@ -138,42 +116,91 @@ def choose(means, counts, number):
         means: as `Poles.means` returns them.
         counts: as in `Poles`.
         number: how many clusters P a query reads.
+
+    Attributes:
+        clusters: `<int32>[B, G, N, R, P]`.
+        counts: `<int32>[B, G, N, R, P]`, numbers of their pairs; 0 where there is no
+            cluster left that has one.
     """
-    counts = ops.broadcast_to(counts, ops.shape(means))
-    masses = ops.stop_gradient(means) + ops.log(ops.maximum(counts, 1.0))
-    num_clusters, clusters, is_chosen, found = masses.shape[-1], [], [], []
-    for _ in range(number):
-        best = extremes.largest(masses, axis=-1, keepdims=True)
-        near_tie = NEAR_TIE * ops.maximum(1.0, ops.abs(best))
-        is_best = ops.cast(masses >= best - near_tie, "float32")
-        cluster = extremes.place_of_largest(is_best)
-        own = backends.one_hot(cluster, num_clusters, dtype="bool")
-        clusters.append(cluster)
-        is_chosen.append(own)
-        found.append(ops.sum(ops.where(own, counts, 0.0), axis=-1))
-        masses = ops.where(own, 2 * HIDDEN, masses)
-    found = ops.cast(ops.stack(found, axis=-1), "int32")
-    return Choice(ops.stack(clusters, axis=-1), is_chosen, found)
+
+    def __init__(self, means, counts, number):
+        masses = ops.stop_gradient(means) + ops.log(ops.maximum(counts, 1.0))
+        self._num_clusters, clusters = masses.shape[-1], []
+        for place in range(number):
+            best = extremes.largest(masses, axis=-1, keepdims=True)
+            near_tie = NEAR_TIE * ops.maximum(1.0, ops.abs(best))
+            is_best = ops.cast(masses >= best - near_tie, "float32")
+            cluster = extremes.place_of_largest(is_best)
+            clusters.append(cluster)
+            if place < number - 1:
+                own = backends.one_hot(cluster, self._num_clusters, "float32")
+                # Below those of empty clusters.
+                masses = masses + own * (2 * HIDDEN)
+        self.clusters = ops.stack(clusters, axis=-1)
+        self.counts = ops.cast(self.of_chosen(counts), "int32")
+
+    def of_chosen(self, x):
+        """Returns what chosen clusters have, `[B, G, N, R, P]`.
+
+        From what all have, broadcastable to `[B, G, N, R, K]`.
+        """
+        x = ops.broadcast_to(x, (*ops.shape(self.clusters)[:-1], self._num_clusters))
+        found = ops.take(ops.reshape(x, (-1,)), self._places(), axis=0)
+        return ops.reshape(found, ops.shape(self.clusters))
+
+    def replaced(self, x, values):
+        """Returns `[B, G, N, R, K]` with `[B, G, N, R, P]` at the chosen clusters."""
+        flat, values = ops.reshape(x, (-1,)), ops.reshape(values, (-1,))
+        flat = ops.scatter_update(flat, self._places()[:, None], values)
+        return ops.reshape(flat, ops.shape(x))
+
+    def _places(self):
+        """Returns where chosen clusters stand among those of all queries."""
+        clusters = ops.reshape(self.clusters, (-1, self.clusters.shape[-1]))
+        first = numbers(length_of(clusters, 0))[:, None] * self._num_clusters
+        return ops.reshape(clusters + first, (-1,))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Near:
-    """The near pairs of the queries of a block, and others that stand between them.
+    """Pairs that are near the queries of a block, and others that stand among them.
 
     Args:
         logits: `<float32>[B, G, N, R, Y]`, hidden where a pair is not near.
-        value: `<float>[B, G, N, Y, D]`.
-        signs: `<float32>`, broadcastable to `logits`: 1 for a pair that is in its
-            cluster, though not in `Poles.sums`, -1 for a pair that is not, though in
-            these sums; None for neither.
-        clusters: `<float32>[B, G, N, Y, K]`, one-hot, zero for pairs in none; None
-            with no signs.
+        value: `<float>[B, G, N, Y, D]`, or with 1 for N, for all blocks.
+        flushed: `<float32>`, broadcastable to `logits`, 1 for a pair that is in its
+            cluster, though in no `Table`; None (the default) for none.
+        clusters: `<float32>[B, G, N, Y, K]`, one-hot, zero for pairs in none; None (the
+            default) with `flushed` None.
     """
 
     logits: Any
     value: Any
-    signs: Any = None
+    flushed: Any = None
     clusters: Any = None
+
+    def output(self, weights, of_poles=None):
+        """Returns sums of values, `<float32>[B, G, N, R, D]`.
+
+        Args:
+            weights: `<float32>[B, G, N, R, Y]`.
+            of_poles: `<float32>[B, G, N, R, K]`, weights of pairs of clusters.
+        """
+        if self.flushed is not None:
+            shares = product(of_poles, self.clusters, transpose_y=True)
+            weights = weights + self.flushed * shares
+        weights = ops.cast(weights, self.value.dtype)
+        return ops.cast(of_all_blocks(weights, self.value), "float32")
+
+
+def of_all_blocks(x, y, transpose_y=False):
+    """Returns products of `[B, G, N, R, .]` with matrices of each block, or of all."""
+    if x.shape[2] == y.shape[2]:
+        return product(x, y, transpose_y=transpose_y)
+    batch, heads, number, rows, size = ops.shape(x)
+    x = ops.reshape(x, (batch, heads, 1, number * rows, size))
+    x = product(x, y, transpose_y=transpose_y)
+    return ops.reshape(x, (batch, heads, number, rows, ops.shape(x)[-1]))
 
 
 class OneSoftmax:
@@ -185,72 +212,72 @@ class OneSoftmax:
 
     Args:
         group: the `MultipoleHeads`.
-        near: `Near`.
-        poles: `Poles`; None where all pairs are near.
-        choice: `Choice`.
-        reads: how chosen clusters are read, see `cluster_reads`.
+        near: list of `Near`.
+        poles: `Poles`; None (the default) where all pairs are near.
+        reads_of: function of a `Choice` that returns how its clusters are read, see
+            `cluster_reads`; None (the default) likewise.
     """
 
-    def __init__(self, group, near, poles=None, choice=None, reads=None):
-        self.near, self.poles, self.choice, self.reads = near, poles, choice, reads
-        self._dropout = group.dot_product.dropout_layer
-        largest = extremes.largest(near.logits, axis=-1)
+    def __init__(self, group, near, poles=None, reads_of=None):
+        self._group, self._near, self._poles = group, near, poles
+        largest = [extremes.largest(each.logits, axis=-1) for each in near]
         if poles is not None:
-            self._means, unread = self._of_unread(group)
-            largest = ops.maximum(largest, extremes.largest(self._means, axis=-1))
-            of_reads = extremes.largest(reads.largest, axis=-1)
-            largest = ops.maximum(largest, of_reads)
-        sink = None
+            means = poles.means(group)
+            choice = Choice(means, poles.counts, group.clusters_per_query)
+            self._choice, self._reads = choice, reads_of(choice)
+            of_chosen = self._of_unread()
+            means = choice.replaced(means, of_chosen)
+            if not group.summaries:
+                means = ops.full_like(means, HIDDEN)
+                of_chosen = ops.full_like(of_chosen, HIDDEN)
+            largest.append(extremes.largest(means, axis=-1))
+            largest.append(extremes.largest(self._reads.largest, axis=-1))
         if group.sink_logits:
-            sink = group.sinks_of_rows(near.logits.shape[-2])
-            largest = ops.maximum(largest, sink)
+            sink = group.sinks_of_rows(near[0].logits.shape[-2])
+            largest.append(sink)
         # Where nothing is seen, nothing has weight.
-        self.largest = ops.stop_gradient(ops.maximum(largest, HIDDEN / 4))[..., None]
-        self.of_near = ops.exp(near.logits - self.largest)
-        self.total = ops.sum(self.of_near, axis=-1)
+        most = ops.full_like(largest[0], HIDDEN / 4)
+        for x in largest:
+            most = ops.maximum(most, ops.stop_gradient(x))
+        most = most[..., None]
+        self._of_near = [ops.exp(each.logits - most) for each in near]
+        self._total = sum(ops.sum(x, axis=-1) for x in self._of_near)
         if poles is not None:
-            self.of_reads = reads.weights(self.largest)
-            self.of_poles = ops.exp(self._means - self.largest)
-            self.total = self.total + ops.sum(reads.totals(self.of_reads), axis=-1)
-            self.total = self.total + ops.sum(self.of_poles * unread, axis=-1)
-        if sink is not None:
-            self.total = self.total + ops.exp(sink - self.largest[..., 0])
+            self._of_reads = self._reads.weights(most)
+            self._of_poles = ops.exp(means - most)
+            of_chosen = ops.exp(of_chosen - most)
+            num_read = ops.cast(self._reads.numbers, "float32")
+            self._total = self._total + (
+                ops.sum(self._of_poles * poles.counts, axis=-1)
+                + ops.sum(self._reads.totals(self._of_reads), axis=-1)
+                - ops.sum(of_chosen * num_read, axis=-1)
+            )
+        if group.sink_logits:
+            self._total = self._total + ops.exp(sink - most[..., 0])
 
-    def _of_unread(self, group):
-        """Returns mean logits of pairs that are not read, and their numbers."""
-        poles, choice, reads = self.poles, self.choice, self.reads
-        means = poles.means(group)
-        shape = ops.shape(means)
-        counts = ops.broadcast_to(poles.counts, shape)
-        num_read = ops.cast(reads.numbers, "float32")
-        unread = ops.cast(choice.counts, "float32") - num_read
+    def _of_unread(self):
+        """Returns mean logits of pairs of chosen clusters that are not read."""
+        poles, choice, reads = self._poles, self._choice, self._reads
+        logits = choice.of_chosen(poles.logits)
         biases = None
         if poles.biases is not None:
-            biases = choice.of_chosen(ops.broadcast_to(poles.biases, shape))
-            biases = biases - reads.biases
-        logits = choice.of_chosen(poles.logits) - reads.sums
-        of_chosen = poles.means(group, logits, unread, biases)
-        means = choice.replaced(means, of_chosen)
-        if not group.summaries:
-            means = ops.full_like(means, HIDDEN)
-        return means, choice.replaced(counts, unread)
+            biases = choice.of_chosen(poles.biases) - reads.biases
+        unread = ops.cast(choice.counts - reads.numbers, "float32")
+        return poles.means(self._group, logits - reads.sums, unread, biases)
 
     def output(self, training=None):
         """Returns `<float32>[B, G, N, R, D]`; `training` says whether dropout is on."""
-        of_near, output = self._dropout(self.of_near, training=training), 0.0
-        if self.poles is not None:
-            of_poles = self._dropout(self.of_poles, training=training)
-            of_reads = keras.tree.map_structure(
-                lambda x: self._dropout(x, training=training), self.of_reads
-            )
-            output = self.poles.output(of_poles)
-            shares = self.choice.of_chosen(of_poles)
-            output = output + self.reads.output(of_reads, shares)
-            if self.near.signs is not None:
-                shares = product(of_poles, self.near.clusters, transpose_y=True)
-                of_near = of_near + self.near.signs * shares
-        value = self.near.value
-        output = output + ops.cast(
-            product(ops.cast(of_near, value.dtype), value), "float32"
-        )
-        return output / ops.maximum(self.total, 1e-30)[..., None]
+
+        def drop(x):
+            return self._group.dot_product.dropout_layer(x, training=training)
+
+        output, of_poles = 0.0, None
+        if self._poles is not None:
+            of_poles = drop(self._of_poles)
+            of_reads = keras.tree.map_structure(drop, self._of_reads)
+            shares = self._choice.of_chosen(of_poles)
+            output = self._poles.output(of_poles)
+            output = output + self._reads.output(of_reads, shares)
+        for near, weights in zip(self._near, self._of_near):
+            output = output + near.output(drop(weights), of_poles)
+        return output / ops.maximum(self._total, 1e-30)[..., None]

@@ -7,13 +7,11 @@ pairs of a window, K clusters, P clusters that a query reads, D dim.
 
 import dataclasses
 import functools
-from typing import Any
 
 from keras import ops
 
 from routing_tf.layers.caches import multipole_cache
 from routing_tf.layers.caches import rows
-from routing_tf.layers.routing import far_field
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.cluster_reads import GatheredReads
 from routing_tf.layers.routing.cluster_reads import ReadsOfTwo
@@ -22,6 +20,7 @@ from routing_tf.layers.routing.far_field import HIDDEN
 from routing_tf.layers.routing.far_field import Near
 from routing_tf.layers.routing.far_field import OneSoftmax
 from routing_tf.layers.routing.far_field import Poles
+from routing_tf.layers.routing.far_field import of_all_blocks
 from routing_tf.layers.routing.multipole_blocks import Blocks
 from routing_tf.layers.routing.multipole_blocks import ClusterSums
 from routing_tf.layers.routing.multipole_blocks import padded
@@ -34,25 +33,6 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.segments import next_positions
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class _Window:
-    """What queries see of the pairs of windows, and of first pairs beside them.
-
-    Args:
-        logits: `<float32>[B, G, N, R, S + W]`, hidden where a pair is not near.
-        flushed: `<float32>`, broadcastable to `logits`, 1 for pairs that queries see
-            from far; None where there are none.
-        far_logits: `<float32>[B, G, N, R, S + W]`, as queries see pairs from far,
-            without bias and soft cap.
-        bias: `<float32>`, broadcastable to `logits`; None without any.
-    """
-
-    logits: Any
-    flushed: Any
-    far_logits: Any
-    bias: Any
 
 
 class MultipolePass:
@@ -81,74 +61,86 @@ class MultipolePass:
 
     def attend(self, training=None):
         """Returns `<float32>[B, H, L, D]`; `training` says whether dropout is on."""
-        group, queries, num_key_heads = (
-            self._group,
-            self._queries,
-            self._pairs.key.shape[1],
+        group, blocks, heads = self._group, self._blocks, self._pairs.key.shape[1]
+        query = blocks.rows(self._queries.near, heads)
+        far = query
+        if blocks.has_far or group.far_distance is not None:
+            far = blocks.rows(ops.cast(self._queries.far, "float32"), heads)
+        places, first = self._places()
+        window, far_logits = self._compared(query, far, places, blocks.windows)
+        near = (
+            []
+            if first is None
+            else [self._compared(query, far, first, self._at_first)[0]]
         )
-        query = self._blocks.rows(queries.near, num_key_heads)
-        far = self._blocks.rows(ops.cast(queries.far, "float32"), num_key_heads)
-        window, value = self._window(query, far), self._in_windows(self._pairs.value)
-        if self._blocks.has_far:
-            clusters = None
-            if window.flushed is not None:
-                clusters = self._in_windows(self._clusters, group.num_clusters)
-                clusters = backends.one_hot(clusters, group.num_clusters, "float32")
-            poles = self._poles(far, window, clusters)
-            choice = poles.choice(group)
-            reads = self._reads(far, choice)
-            near = Near(window.logits, value, window.flushed, clusters)
-            softmax = OneSoftmax(group, near, poles, choice, reads)
+        near.append(window)
+        if not blocks.has_far:
+            softmax = OneSoftmax(group, near)
         else:
-            softmax = OneSoftmax(group, Near(window.logits, value))
-        return self._blocks.in_order(softmax.output(training), self._length)
+            poles = self._poles(far, window, far_logits)
+            reads_of = functools.partial(self._reads, far)
+            softmax = OneSoftmax(group, near, poles, reads_of)
+        return blocks.in_order(softmax.output(training), self._length)
 
-    def _window(self, query, far):
-        """Compares queries with windows and first pairs; returns a `_Window`."""
+    def _compared(self, query, far, places, of_pairs):
+        """Compares queries with pairs; returns `Near`, and logits as seen from far.
+
+        Args:
+            query: `<float>[B, G, N, R, D]`.
+            far: the same as they see pairs from far.
+            places: `<int32>[B, 1, N, Y]`, those of the pairs.
+            of_pairs: function from what pairs have, `[B, G, X, ...]`, to what these
+                have, `[B, G, N, Y, ...]`.
+        """
         group, pairs = self._group, self._pairs
-        own = self._of_rows(self._queries.places, -1)[..., None]
-        places = self._places()[..., None, :]
+        own, places = (
+            self._of_rows(self._queries.places, -1)[..., None],
+            places[..., None, :],
+        )
         seen = places >= 0
         if self.is_causal:
             seen = ops.logical_and(seen, places <= own)
         if pairs.segments is not None:
             segments = self._of_rows(self._queries.segments)[..., None]
-            others = self._in_windows(pairs.segments)[..., None, :]
+            others = of_pairs(pairs.segments)[..., None, :]
             seen = ops.logical_and(seen, segments == others)
-        is_first, flushed = places < group.num_sinks, None
-        if not self._blocks.is_aligned:
+        is_first, flushed, clusters = places < group.num_sinks, None, None
+        if of_pairs != self._at_first and self._blocks.has_flushed:
             near = ops.logical_or(self._is_near(own, places), is_first)
             flushed = ops.logical_and(seen, ops.logical_not(near))
             flushed = ops.cast(flushed, "float32")
             seen = ops.logical_and(seen, near)
-        logits = product(query, self._in_windows(pairs.key), transpose_y=True)
+            clusters = of_pairs(self._clusters, group.num_clusters)
+            clusters = backends.one_hot(clusters, group.num_clusters, "float32")
+        logits = of_all_blocks(query, of_pairs(pairs.key), transpose_y=True)
         logits = far_logits = ops.cast(logits, "float32")
         if group.far_distance is not None:
-            key = ops.cast(self._in_windows(pairs.far_key), "float32")
-            far_logits = product(far, key, transpose_y=True)
+            key = ops.cast(of_pairs(pairs.far_key), "float32")
+            far_logits = of_all_blocks(far, key, transpose_y=True)
             is_far = ops.logical_and(is_first, own - places > group.far_distance)
             logits = ops.where(is_far, far_logits, logits)
-        logits, bias = group.capped(logits), None
+        logits = group.capped(logits)
         if pairs.bias is not None:
-            bias = self._in_windows(pairs.bias)[..., None, :]
-            logits = logits + bias
-        return _Window(ops.where(seen, logits, HIDDEN), flushed, far_logits, bias)
+            logits = logits + of_pairs(pairs.bias)[..., None, :]
+        logits = logits + ops.where(seen, 0.0, HIDDEN)
+        return Near(logits, of_pairs(pairs.value), flushed, clusters), far_logits
 
     def _is_near(self, own, places):
         """Returns which pairs of a window are near."""
         return places >= self._group.borders(own)
 
-    def _poles(self, far, window, clusters):
+    def _poles(self, far, window, far_logits):
         """Returns the `Poles` of all queries."""
         tables = self._tables()
         sums = zip(*(table.seen_by(far) for table in tables))
         logits, counts, biases = (None if x[0] is None else sum(x) for x in sums)
         if window.flushed is not None:
-            flushed = window.flushed
-            logits = logits + product(flushed * window.far_logits, clusters)
+            flushed, clusters = window.flushed, window.clusters
+            logits = logits + product(flushed * far_logits, clusters)
             counts = counts + product(flushed, clusters)
-            if window.bias is not None:
-                biases = biases + product(flushed * window.bias, clusters)
+            if biases is not None:
+                bias = self._blocks.windows(self._pairs.bias)[..., None, :]
+                biases = biases + product(flushed * bias, clusters)
         return Poles(logits, counts, biases, tables)
 
     def _tables(self):
@@ -156,24 +148,21 @@ class MultipolePass:
         sums = self._cluster_sums()
         before = sums.before()
         if self._front is not None:
-            before = before + self._front.sums[:, :, None]
+            before = before + self._front.table
         if self._pairs.segments is None:
-            return [self._table(before)]
-        return [self._table(before, sums.documents_before())]
+            return [before]
+        return [self._of_documents(before, sums.documents_before())]
 
     def _cluster_sums(self):
         """Returns the `ClusterSums` of all pairs."""
-        pairs, count = self._pairs, self._group.num_clusters
-        rows = pairs.rows()
-        return ClusterSums(self._blocks, rows, self._clusters, count, pairs.segments)
+        count = self._group.num_clusters
+        return ClusterSums(self._blocks, self._pairs, self._clusters, count)
 
-    def _table(self, sums, documents=None):
-        """Returns the `Table` of sums, those of some documents only."""
-        is_own = None
-        if documents is not None:
-            own = self._of_rows(self._queries.segments)
-            is_own = ops.cast(own == documents[..., None], "float32")[..., None]
-        return far_field.Table(sums, self._group.key_dim, self._group.value_dim, is_own)
+    def _of_documents(self, table, documents):
+        """Returns a `Table` that only queries in these documents see."""
+        own = self._of_rows(self._queries.segments)
+        is_own = ops.cast(own == documents[..., None], "float32")[..., None]
+        return dataclasses.replace(table, is_own=is_own)
 
     def _reads(self, far, choice):
         """Returns the `SortedReads` of all queries."""
@@ -225,14 +214,15 @@ class MultipolePass:
         return cut_axis(starts, 0, blocks.number, axis=2)[..., None] + places
 
     def _places(self):
-        """Returns the places of first pairs and those of windows, `[B, 1, N, S + W]`.
+        """Returns the places of windows, and those of first pairs, `[B, 1, N, .]`.
 
-        They are -1 for what is no pair, and for first pairs that stand elsewhere.
+        They are -1 for what is no pair, and for first pairs that stand elsewhere; None
+        without first pairs.
         """
         group, blocks, places = self._group, self._blocks, self._pairs.places
         if self._first is None:
-            return blocks.windows(places, -1)
-        first, wanted = at_places(places, self._first), numbers(group.num_sinks)
+            return blocks.windows(places, -1), None
+        first, wanted = self._at_first(places), numbers(group.num_sinks)
         is_there = first == wanted
         if self._pairs.segments is None:
             # They stand apart.
@@ -240,20 +230,12 @@ class MultipolePass:
         else:
             window = (numbers(blocks.number) - blocks.before) * blocks.size
             is_there = ops.logical_and(is_there, self._first < window[:, None])
-        first = ops.where(is_there, first, -1)
-        return _side_by_side(first, blocks.windows(places, -1))
+        return blocks.windows(places, -1), ops.where(is_there, first, -1)
 
-    def _in_windows(self, x, none=0):
-        """Returns what stands at first pairs and in windows, `[B, G, N, S + W, ...]`.
-
-        Args:
-            x: `[B, G, X, ...]`.
-            none: what there is in places without a pair.
-        """
-        windows = self._blocks.windows(x, none)
-        if self._first is None:
-            return windows
-        return _side_by_side(at_places(x, self._first), windows)
+    def _at_first(self, x):
+        """From `[B, G, X, ...]` to first pairs, `[B, G, N (or 1), S, ...]`."""
+        x = at_places(x, self._first)
+        return x if len(self._first.shape) == 4 else x[:, :, None]
 
     def _of_rows(self, x, none=0):
         """Returns what belongs to tokens, `[B, 1, L]`, of rows, `[B, 1, N, R]`."""
@@ -277,10 +259,10 @@ class TwoSidedPass(MultipolePass):
         sums = self._cluster_sums()
         before, after = sums.before(), sums.after()
         if self._pairs.segments is None:
-            return [self._table(before + after)]
+            return [before + after]
         return [
-            self._table(before, sums.documents_before()),
-            self._table(after, sums.documents_after()),
+            self._of_documents(before, sums.documents_before()),
+            self._of_documents(after, sums.documents_after()),
         ]
 
     def _reads(self, far, choice):
@@ -311,39 +293,38 @@ class TwoSidedPass(MultipolePass):
         )
 
 
-def attend_to_memory(group, query, first, sums, reads_of, training=None):
+def attend_to_memory(group, query, first, table, reads_of, training=None):
     """Attends to another sequence, of which only first pairs are near.
 
     Args:
         group: the `MultipoleHeads`.
         query: `<float>[B, H, L, D]`.
         first: `Pairs` of the first places, `[B, G, S, ...]`.
-        sums: `<float32>[B, G, K, E]`, sums of all others, see `Table`.
+        table: `Table` of all others, with 1 for N.
         reads_of: function of queries and `Choice` that returns the reads.
         training: whether dropout is on.
 
     Returns:
         `<float32>[B, H, L, D]`.
     """
-    num_key_heads, length = sums.shape[1], length_of(query, 2)
+    num_key_heads, length = table.keys.shape[1], length_of(query, 2)
     query = key_heads.of_queries(query, num_key_heads)
     batch, heads, per_key, _, dim = ops.shape(query)
     query = ops.transpose(query, (0, 1, 3, 2, 4))
     query = ops.reshape(query, (batch, heads, 1, length * per_key, dim))
-    logits = ops.cast(
-        product(query, first.key[:, :, None], transpose_y=True), "float32"
-    )
-    logits = group.capped(logits)
+    key = first.key[:, :, None]
+    logits = group.capped(ops.cast(product(query, key, transpose_y=True), "float32"))
     if first.bias is not None:
         logits = logits + first.bias[:, :, None, None]
     is_there = first.places[:, :, None, None] >= 0
     near = Near(ops.where(is_there, logits, HIDDEN), first.value[:, :, None])
     query = ops.cast(query, "float32")
-    softmax = _softmax_with_far(group, query, near, sums, reads_of)
-    output = ops.reshape(
-        softmax.output(training), (batch, heads, length, per_key, group.value_dim)
-    )
-    return key_heads.all_queries(ops.transpose(output, (0, 1, 3, 2, 4)))
+    poles = Poles(*table.seen_by(query), [table])
+    softmax = OneSoftmax(group, [near], poles, functools.partial(reads_of, query))
+    output = softmax.output(training)
+    shape = batch, heads, length, per_key, ops.shape(output)[-1]
+    output = ops.transpose(ops.reshape(output, shape), (0, 1, 3, 2, 4))
+    return key_heads.all_queries(output)
 
 
 def attend_next(group, cache, index, query, far):
@@ -356,23 +337,17 @@ def attend_next(group, cache, index, query, far):
         query: `<float>[B, H, 1, D]`, as it sees near pairs.
         far: the same, as it sees pairs from far.
     """
-    heads = cache["sums"].shape[1]
+    table = multipole_cache.table(cache)
     query, far = (
-        key_heads.of_queries(x[:, :, 0], heads)[:, :, None] for x in (query, far)
+        key_heads.of_queries(x[:, :, 0], table.keys.shape[1])[:, :, None]
+        for x in (query, far)
     )
     far = ops.cast(far, "float32")
     near = _near_of_cache(group, cache, index, query, far)
-    reads_of = functools.partial(reads_of_cache, group, cache)
-    output = _softmax_with_far(group, far, near, cache["sums"], reads_of).output()
-    return key_heads.all_queries(output[:, :, 0])[:, :, None]
-
-
-def _softmax_with_far(group, far, near, sums, reads_of):
-    """Returns the `OneSoftmax` of queries that all see the same pairs from far."""
-    table = far_field.Table(sums[:, :, None], group.key_dim, group.value_dim)
     poles = Poles(*table.seen_by(far), [table])
-    choice = poles.choice(group)
-    return OneSoftmax(group, near, poles, choice, reads_of(far, choice))
+    reads_of = functools.partial(reads_of_cache, group, cache, far)
+    output = OneSoftmax(group, [near], poles, reads_of).output()
+    return key_heads.all_queries(output[:, :, 0])[:, :, None]
 
 
 def reads_of_pairs(group, pairs, clusters, far, choice):
@@ -417,13 +392,3 @@ def _near_of_cache(group, cache, index, query, far):
     logits = group.capped(logits) + pairs.bias[..., None, :]
     seen = ops.logical_and(pairs.places >= 0, is_near[:, :, None])[..., None, :]
     return Near(ops.where(seen, logits, HIDDEN), pairs.value)
-
-
-def _side_by_side(first, windows):
-    """Joins `[B, G, S, ...]` or `[B, G, N, S, ...]` and `[B, G, N, W, ...]`."""
-    if len(first.shape) < len(windows.shape):
-        first = first[:, :, None]
-        batch, heads, _, *rest = ops.shape(first)
-        number = length_of(windows, 2)
-        first = ops.broadcast_to(first, (batch, heads, number, *rest))
-    return ops.concatenate([first, windows], axis=3)

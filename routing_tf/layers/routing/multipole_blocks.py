@@ -5,14 +5,20 @@ block, R queries of a block (those of all heads of a key head, one token after t
 other), W pairs of a window, K clusters, E size of a row.
 """
 
+import functools
 import math
 
 from keras import ops
 
+from routing_tf.layers.routing.cluster_order import gathered_windows
+from routing_tf.layers.routing.cluster_order import windows_are_gathered
+from routing_tf.layers.routing.far_field import Table
+from routing_tf.layers.support import backends
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.blocks import break_into_blocks
 from routing_tf.layers.support.blocks import memory_windows
+from routing_tf.layers.support.blocks import running_total
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import num_parts
@@ -45,6 +51,7 @@ class Blocks:
         num_blocks: number of blocks of pairs.
         is_aligned: whether all earlier pairs of a window, and no others, are near.
         has_far: whether there may be pairs that are not near.
+        has_flushed: whether some of them may stand in windows.
     """
 
     def __init__(self, group, length, is_whole=False, front=0, is_causal=True):
@@ -72,6 +79,7 @@ class Blocks:
             self.has_far = length > farthest
             self.before = min(self.before, self.number - 1)
             self.after = min(self.after, self.number - 1)
+        self.has_flushed = self.has_far and not self.is_aligned
         self.front = num_parts(front, self.size)
         self.num_blocks = self.number + self.front
 
@@ -92,6 +100,10 @@ class Blocks:
         `none` is what stands where there are no pairs.
         """
         x = self.of_pairs(x, none)
+        if not self.after and len(x.shape) == 5 and windows_are_gathered():
+            # Any block stands where there is none: no query sees it.
+            x = gathered_windows(x, self.before)
+            return cut_axis(x, self.front, self.num_blocks, axis=2)
         x = x - none if none else x
         x = memory_windows(x, (self.before,), (self.after,), axis=2)
         x = cut_axis(x, self.front, self.num_blocks, axis=2)
@@ -135,32 +147,34 @@ class ClusterSums:
 
     Args:
         blocks: `Blocks`.
-        rows: `<float32>[B, G, X, E]`, what is added up.
+        pairs: `Pairs`.
         clusters: `<int32>[B, G, X]`; K for pairs in none.
         num_clusters: number of clusters K.
-        segments: `<int32>[B, 1, X]`, numbers of documents; None for one document.
     """
 
-    def __init__(self, blocks, rows, clusters, num_clusters, segments=None):
+    def __init__(self, blocks, pairs, clusters, num_clusters):
         self._blocks = blocks
-        self._rows = blocks.of_pairs(rows)
+        self._parts = [blocks.of_pairs(x) for x in pairs.parts()]
         clusters = blocks.of_pairs(clusters, num_clusters)
-        self._is_in = ops.cast(clusters[..., None] == numbers(num_clusters), "float32")
-        self._segments = None if segments is None else blocks.of_pairs(segments, -1)
+        self._is_in = backends.one_hot(clusters, num_clusters, "float32")
+        self._segments = None
+        if pairs.segments is not None:
+            self._segments = blocks.of_pairs(pairs.segments, -1)
 
     def before(self):
-        """Returns the sums before windows, `<float32>[B, G, N, K, E]`."""
+        """Returns the `Table` of the pairs before each window."""
         first = self._blocks.front - self._blocks.before
-        return self._summed(self._rows, self._is_in, self._segments, first)
+        return self._table(self._parts, self._is_in, self._segments, first)
 
     def after(self):
-        """Returns the sums after windows, `<float32>[B, G, N, K, E]`."""
-        rows, is_in, segments = (
+        """Returns the `Table` of the pairs after each window."""
+        *parts, is_in, segments = (
             None if x is None else ops.flip(x, axis=(2, 3))
-            for x in (self._rows, self._is_in, self._segments)
+            for x in (*self._parts, self._is_in, self._segments)
         )
-        sums = self._summed(rows, is_in, segments, -self._blocks.after)
-        return ops.flip(sums, axis=2)
+        table = self._table(parts, is_in, segments, -self._blocks.after)
+        fields = (table.keys, table.values, table.counts, table.biases)
+        return Table(*(None if x is None else ops.flip(x, axis=2) for x in fields))
 
     def documents_before(self):
         """Returns the document at the start of each window, `<int32>[B, 1, N]`."""
@@ -172,30 +186,39 @@ class ClusterSums:
         segments = ops.flip(self._segments, axis=(2, 3))
         return ops.flip(self._documents(segments, -self._blocks.after), axis=2)
 
-    def _summed(self, rows, is_in, segments, first):
-        """Returns for block i the sums over all blocks before `i + first`."""
+    def _table(self, parts, is_in, segments, first):
+        """Returns for block i the `Table` of all blocks before `i + first`."""
+        add_up = functools.partial(self._added_up, first=first)
+        if segments is not None:
+            starts = segments[..., 0]
+            # Of each block, the document that goes on in the next one.
+            none = -ops.ones_like(starts[:, :, :1])
+            following = ops.concatenate([starts[:, :, 1:], none], axis=2)
+            goes_on = segments == following[..., None]
+            is_in = is_in * ops.cast(goes_on, "float32")[..., None]
+            own = self._documents(segments, first)
+            is_own = own[..., None] == following[:, :, None]
+            add_up = functools.partial(self._added_up_if, is_own=is_own, first=first)
+        sums = [add_up(product(is_in, x, transpose_x=True)) for x in parts]
+        keys, values, *biases = sums
+        counts = add_up(ops.sum(is_in, axis=-2))
+        return Table(keys, values, counts, *(x[..., 0] for x in biases))
+
+    def _added_up(self, x, first):
+        """From sums of blocks to those of all blocks before `i + first`."""
+        x = padded(running_total(x, axis=2), 1 + max(-first, 0), 0)
+        return cut_axis(x, max(first, 0), max(first, 0) + self._blocks.number, axis=2)
+
+    def _added_up_if(self, x, is_own, first):
+        """The same for some of them: `is_own` is `<bool>[B, 1, N, blocks]`."""
+        batch, heads, num_blocks, *rest = ops.shape(x)
         number = self._blocks.number
-        if segments is None:
-            sums = ops.cumsum(product(is_in, rows, transpose_x=True), axis=2)
-            sums = padded(sums, 1 + max(-first, 0), 0)
-            return cut_axis(sums, max(first, 0), max(first, 0) + number, axis=2)
-        starts = segments[..., 0]
-        # Of each block, the document that goes on in the next one.
-        following = ops.concatenate(
-            [starts[:, :, 1:], -ops.ones_like(starts[:, :, :1])], 2
-        )
-        goes_on = ops.cast(segments == following[..., None], "float32")
-        sums = product(is_in * goes_on[..., None], rows, transpose_x=True)
-        own = self._documents(segments, first)[..., None]
         block = numbers(number)[:, None] + first
-        is_own = ops.logical_and(
-            own == following[:, :, None], numbers(self._blocks.num_blocks) < block
-        )
-        batch, heads, num_blocks, *rest = ops.shape(sums)
-        flat = ops.reshape(sums, (batch, heads, num_blocks, math.prod(rest)))
+        is_own = ops.logical_and(is_own, numbers(num_blocks) < block)
         is_own = ops.broadcast_to(is_own, (batch, heads, number, num_blocks))
-        sums = product(ops.cast(is_own, "float32"), flat)
-        return ops.reshape(sums, (batch, heads, number, *rest))
+        x = ops.reshape(x, (batch, heads, num_blocks, math.prod(rest)))
+        x = product(ops.cast(is_own, "float32"), x)
+        return ops.reshape(x, (batch, heads, number, *rest))
 
     def _documents(self, segments, first):
         starts = padded(segments[..., 0], max(-first, 0), 0, -1)

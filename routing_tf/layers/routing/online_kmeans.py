@@ -9,12 +9,11 @@ from keras import ops
 from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import backends
+from routing_tf.layers.support import batch_losses
 from routing_tf.layers.support import extremes
 from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.products import product
-from routing_tf.layers.support.replicas import num_replicas
 from routing_tf.layers.support.replicas import sum_of_earlier_replicas
-from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.stated_gradients import stated_gradient
 from routing_tf.layers.support.validation import check_not_negative
@@ -81,8 +80,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     `keras.remat` would run a function again and move the centroids twice;
     `TransformerBlock(remat=True)` moves them once.
 
-    Keras averages the losses of replicas. They are scaled so that this mean is the loss
-    of the global batch, wherever the padding is.
+    The loss of replicas is that of the global batch, wherever the padding is.
 
     Args:
         num_clusters: number of centroids of each head.
@@ -190,7 +188,8 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         nearest = [
             backends.one_hot(x, self.num_clusters, dtype="float32") for x in nearest
         ]
-        self.add_loss(self.losses_of(streams, products, nearest, masks, centroids))
+        sums = self.losses_of(streams, products, nearest, masks, centroids)
+        batch_losses.add_batch_loss(self, None, *sums, batch_losses.mean)
         if training and self.trainable and self.ema:
             update_or_hold(self, self._statistics(streams, nearest, masks))
         return scores[0] if single else tuple(scores)
@@ -222,7 +221,9 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         return scores
 
     def losses_of(self, streams, scores, nearest, masks, centroids):
-        """Returns this replica's loss, whose mean over replicas is that of all tokens.
+        """Returns the sums of the losses of tokens, and the numbers of tokens.
+
+        The loss is the sum of the quotients of both lists.
 
         Args:
             streams: list of one or two tensors of tokens.
@@ -232,18 +233,15 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
             centroids: `<float32>[heads, clusters, dim]`.
         """
         masks = [None if mask is None else ops.cast(mask, "float32") for mask in masks]
-        totals = [_num_tokens(*stream) for stream in zip(streams, masks, strict=True)]
-        number = num_replicas()
-        totals = sum_over_replicas(totals) if number > 1 else totals
-        return number * sum(
+        numbers = [_num_tokens(*stream) for stream in zip(streams, masks, strict=True)]
+        sums = [
             self._loss(*stream, centroids)
-            for stream in zip(streams, scores, nearest, masks, totals, strict=True)
-        )
+            for stream in zip(streams, scores, nearest, masks, strict=True)
+        ]
+        return sums, numbers
 
-    def _loss(self, tokens, scores, nearest, mask, total, centroids):
-        # The mean is that over all entries of real tokens.
+    def _loss(self, tokens, scores, nearest, mask, centroids):
         share = ops.ones((), "float32") if mask is None else mask
-        number = tokens.shape[-1] * ops.maximum(total, 1.0)
 
         # |token - centroid|^2 from the scores, which are products of the two, takes
         # fewer passes over the tokens. It is exact up to the rounding of |token|^2, so
@@ -251,12 +249,13 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         norms = ops.sum(ops.square(ops.stop_gradient(centroids)), axis=-1)[:, None]
         squares = ops.sum(ops.square(tokens), axis=-1)
         squares = squares + ops.sum(nearest * (norms - 2 * scores), axis=-1)
-        loss = self.commitment_weight * (ops.sum(squares * share) / number)
+        loss = self.commitment_weight * ops.sum(squares * share)
         if not self.ema:
             own = product(nearest, centroids)
             squares = ops.square(ops.stop_gradient(tokens) - own)
-            loss = loss + ops.sum(ops.sum(squares, axis=-1) * share) / number
-        return loss
+            loss = loss + ops.sum(ops.sum(squares, axis=-1) * share)
+        # The mean is that over the entries of tokens.
+        return loss / tokens.shape[-1]
 
     def _statistics(self, streams, nearest, masks):
         """Returns sums over the tokens of this replica, which move the centroids."""

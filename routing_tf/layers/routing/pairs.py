@@ -46,13 +46,15 @@ class Pairs:
         is_far = self.places >= group.num_sinks
         return ops.where(is_far, self.clusters, group.num_clusters)
 
-    def rows(self):
-        """Returns what `Table` adds up, `<float32>[B, G, X, E]`."""
-        parts = [ops.cast(x, "float32") for x in (self.far_key, self.value)]
-        parts.append(ops.ones_like(parts[1][..., :1]))
-        if self.bias is not None:
-            parts.append(parts[-1] * self.bias[..., None])
-        return ops.concatenate(parts, axis=-1)
+    def parts(self):
+        """Returns keys as seen from far, values, and biases if any, to be added up.
+
+        They are `<float32>[B, G, X, .]`.
+        """
+        key, value = (ops.cast(x, "float32") for x in (self.far_key, self.value))
+        if self.bias is None:
+            return [key, value]
+        return [key, value, ops.ones_like(key[..., :1]) * self.bias[..., None]]
 
     def members(self, clusters):
         """Returns the pairs as `Members` of clusters `<int32>[B, G, X]`."""

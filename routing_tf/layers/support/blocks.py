@@ -81,6 +81,22 @@ def running_sum(x):
     return put_back_blocks(inside, length, axis=len(x.shape) - 2)
 
 
+def running_total(x, axis):
+    """Returns the cumulative sum over an axis, in order, of rows that are long.
+
+    `ops.cumsum` takes three times as long on a CPU.
+    """
+    length = length_of(x, axis)
+    blocks = break_into_blocks(x, RUNNING_SUM_BLOCK, axis)
+    parts = ops.unstack(blocks, axis=axis + 1)
+    for i in range(1, len(parts)):
+        parts[i] = parts[i - 1] + parts[i]
+    totals = parts[-1]
+    earlier = ops.cumsum(totals, axis=axis) - totals
+    inside = ops.stack(parts, axis=axis + 1) + ops.expand_dims(earlier, axis + 1)
+    return put_back_blocks(inside, length, axis)
+
+
 def shift_right(x):
     """Shifts `[batch, length, ...]`, in blocked order, right by one behind a 0.
 

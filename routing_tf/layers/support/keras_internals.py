@@ -8,9 +8,13 @@ import threading
 import weakref
 
 import keras
+from keras import ops
 from keras.src.backend import AutocastScope
 from keras.src.backend import get_keras_mask
 from keras.src.backend import set_keras_mask
+
+from routing_tf.layers.support.replicas import num_replicas
+from routing_tf.layers.support.replicas import sum_over_replicas
 
 
 class _Lists(threading.local):
@@ -153,3 +157,27 @@ class OwnLosses(keras.layers.Layer):
     @_losses.setter
     def _losses(self, value):
         _of_thread.lists[self] = list(value)
+
+
+class BatchNormalization(keras.layers.BatchNormalization):
+    """Batch normalization over the batches of all replicas.
+
+    That of Keras with `synchronized=True` is so where there is no mask, and refuses
+    JAX, where a layer sees the global batch anyway.
+    """
+
+    def _moments(self, inputs, mask):
+        if num_replicas() == 1:
+            return super()._moments(inputs, mask)
+        axes = self._reduction_axes
+        real = ops.ones_like(inputs[..., :1])
+        if mask is not None:
+            real = ops.cast(mask, inputs.dtype)[..., None]
+        number, total = sum_over_replicas(
+            [ops.sum(real), ops.sum(inputs * real, axis=axes)]
+        )
+        number = ops.maximum(number, 1.0)
+        mean = total / number
+        squares = ops.sum(ops.square(inputs - mean) * real, axis=axes)
+        (squares,) = sum_over_replicas([squares])
+        return mean, squares / number

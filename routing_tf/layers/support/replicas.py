@@ -26,7 +26,15 @@ def sum_over_replicas(tensors):
         return tensors
     import tensorflow as tf
 
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+    results = list(tensors)
+    # TensorFlow packs what it adds up, so one type at a time.
+    for dtype in dict.fromkeys(tensor.dtype for tensor in results):
+        own = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        add = tf.distribute.ReduceOp.SUM
+        sums = context.all_reduce(add, [results[index] for index in own])
+        for index, total in zip(own, sums, strict=True):
+            results[index] = total
+    return results
 
 
 def sum_of_earlier_replicas(tensor):

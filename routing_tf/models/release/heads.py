@@ -200,8 +200,8 @@ class ReleaseKMeans(layers.OnlineKMeans):
     def losses_of(self, streams, scores, nearest, masks, centroids):
         # Padding takes part in the mean, and keys that are queries count twice.
         masks = [None] * len(streams)
-        loss = super().losses_of(streams, scores, nearest, masks, centroids)
-        return loss * 2 if len(streams) == 1 else loss
+        sums, numbers = super().losses_of(streams, scores, nearest, masks, centroids)
+        return [2 * x for x in sums] if len(streams) == 1 else sums, numbers
 
 
 class _Exact(_WithFlaws):

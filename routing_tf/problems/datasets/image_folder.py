@@ -1,7 +1,9 @@
 """The user's own images, in folders."""
 
+import contextlib
 import functools
 import glob
+import io
 import itertools
 import math
 import os
@@ -10,12 +12,13 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 from absl import logging
+from PIL import Image
+from PIL import ImageOps
 
 from routing_tf.files import named_files
 from routing_tf.files.splits import SPLITS
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import array_store
-from routing_tf.problems import image_files
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.image import ImageProblem
@@ -27,6 +30,7 @@ from routing_tf.problems.registry import register
 # Whatever its name says, a file may have any of these formats.
 ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp")
 FORMS = "PNG, JPEG, GIF, BMP or WebP"
+FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")  # as Pillow calls them
 # Images without prepared arrays are held in memory: at most this many bytes.
 MAX_BYTES_IN_MEMORY = 4 << 30
 # What to do about images of other sizes, and of large ones.
@@ -52,7 +56,7 @@ class ImageFolder(ImageProblem):
     trained on if it is held out.
 
     Photos are turned upright, as the orientation in their EXIF data says; transparency
-    is dropped, and of a GIF's frames the first one is read. A warning counts files of
+    is dropped, and of several frames the first one is read. A warning counts files of
     other kinds, which are left out.
 
     A model's height, width, channels and classes follow from the images when `train`
@@ -280,7 +284,13 @@ class Images(OwnFiles):
             "classes": self.classes,
             "resize": self.resize,
             "upright": True,  # arrays of earlier versions are not
+            **self._read_anew(split),
         }
+
+    def _read_anew(self, split):
+        """Earlier versions took the numbers of a BMP file's palette for its pixels."""
+        has_bmp = any(path.lower().endswith(".bmp") for path in self.paths[split])
+        return {"palettes": True} if has_bmp else {}
 
     def examples(self, split, start):
         for path, name in itertools.islice(self.paths[split].items(), start, None):
@@ -335,60 +345,58 @@ def read_image(path, channels=None):
     """Reads a file as a NumPy array `<uint8>[height, width, channels]`, upright.
 
     `channels` are 1 or 3; `None` for those of the file, without transparency. The
-    orientation in EXIF data is applied, and of several frames the first one is read.
+    orientation in EXIF data is applied, and of several frames the first one is read. Of
+    values of 16 bits, the upper 8 are kept.
     """
     named_files.check_regular(path)
     try:
-        content = pathlib.Path(path).read_bytes()
-        _check_size(content, path)
-        _check_frames(content, path)
-        image = _decoded(content, channels)
-    except (OSError, tf.errors.OpError) as error:
-        reason = getattr(error, "message", None) or error
-        raise ValueError(
-            f"The file {str(path)!r} must be an undamaged image, {FORMS}. Received: "
-            f"{reason}"
-        ) from error
-    return image_files.upright(image, image_files.orientation(content))
-
-
-def _decoded(content, channels):
-    """The pixels of a file, of 1 or 3 channels."""
-    converts = content.startswith((b"\x89PNG", b"\xff\xd8"))
-    given = channels if converts and channels else 0
-    image = tf.io.decode_image(content, given, expand_animations=False)
-    image = image[..., : 3 if image.shape[-1] > 2 else 1]
-    if channels == 1 and image.shape[-1] == 3:
-        image = tf.image.rgb_to_grayscale(image)
-    elif channels == 3 and image.shape[-1] == 1:
-        image = tf.image.grayscale_to_rgb(image)
-    return image.numpy()
-
-
-def _check_frames(content, path):
-    """Reports unread frames, and refuses those that TensorFlow cannot read."""
-    if not image_files.has_more_frames(content):
-        return
-    if content.startswith(b"RIFF"):  # TensorFlow 2.21 writes beyond the first frame
-        raise ValueError(
-            f"The image {str(path)!r} must have one frame. Received: a WebP file with "
-            "several; save only the first one, or leave the file out"
-        )
-    message = "only the first frame of %s is read, as of all files with several frames"
-    logging.log_first_n(logging.WARNING, message, 1, path)
-
-
-def _check_size(content, path):
-    """Refuses a picture that needs too much memory, before it is decoded."""
-    if content.startswith(b"\xff\xd8"):
-        height, width = tf.io.extract_jpeg_shape(content).numpy()[:2].tolist()
-    else:
-        height, width = image_files.size(content)
-    if height * width > MAX_PIXELS:
+        return _pixels(pathlib.Path(path).read_bytes(), path, channels)
+    except _TooLarge as error:
         raise ValueError(
             f"The image {str(path)!r} must have at most {MAX_PIXELS:,} pixels. "
-            f"Received: {height:,} x {width:,} (height x width)"
-        )
+            f"Received: {error}"
+        ) from error
+    except Exception as error:  # Pillow raises many classes for damaged files
+        raise ValueError(
+            f"The file {str(path)!r} must be an undamaged image, {FORMS}. Received: "
+            f"{error}"
+        ) from error
+
+
+class _TooLarge(Exception):
+    """A picture that needs too much memory, before it is decoded."""
+
+
+def _pixels(content, path, channels):
+    image = _opened(content)
+    # A GIF has a palette, which may happen to be grey.
+    is_grey = image.format != "GIF" and image.mode in ("1", "L", "LA", "I", "I;16")
+    has_frames = image.format in ("GIF", "PNG", "WEBP")  # a JPEG may have previews
+    if has_frames and getattr(image, "is_animated", False):
+        message = "only the first frame of %s is read, as of all files with several"
+        logging.log_first_n(logging.WARNING, f"{message} frames", 1, path)
+    image.load()
+    image.info.pop("transparency", None)
+    with contextlib.suppress(Exception):  # damaged EXIF data does not count
+        image = ImageOps.exif_transpose(image)
+    if image.mode in ("I", "I;16"):  # Pillow would cut values at 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype("uint8"))
+    image = image.convert("RGB")
+    if channels == 1 or (channels is None and is_grey):
+        return np.array(image.convert("L"))[..., None]
+    return np.array(image)
+
+
+def _opened(content):
+    """Returns a picture that is not decoded yet."""
+    try:
+        Image.open(io.BytesIO(content), formats=FORMATS).verify()  # checksums of PNG
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        raise _TooLarge(error) from error
+    if image.width * image.height > MAX_PIXELS:
+        raise _TooLarge(f"{image.height:,} x {image.width:,} (height x width)")
+    return image
 
 
 def resized(image, height, width):

@@ -189,26 +189,32 @@ class JaxEngine(Engine):
     def _compile_parts(self, step):
         """A call for each part: memory holds one part's activations."""
 
-        def first(state, batch, number):
-            return _differentiate(step, state, batch, number, 0)
+        def first(totals, state, batch, number):
+            return _differentiate(step, state, batch, number, 0, totals)
 
-        def further(sums, state, batch, number, part):
-            more = _differentiate(step, state, batch, number, part)
-            return jax.tree.map(jnp.add, sums, more)
+        def further(results, totals, state, batch, number, part):
+            *sums, written = results
+            state = step.with_written(state, written)
+            *more, written = _differentiate(step, state, batch, number, part, totals)
+            return *jax.tree.map(jnp.add, sums, more), written
 
+        count = jax.jit(step.counts)
         first = jax.jit(first)
         further = jax.jit(further, donate_argnums=0)
-        finish = self._jit(step, lambda state, sums: _finish(step, state, sums))
+        finish = self._jit(step, lambda state, results: _finish(step, state, results))
 
         def call(state, batch, number):
             parts = [
                 self._distribute(part, self._rows)
                 for part in split_batch(batch, step.num_parts)
             ]
-            sums = first(state, parts[0], number)
-            for index, part in enumerate(parts[1:], 1):
-                sums = further(sums, state, part, number, jnp.int32(index))
-            return finish(state, sums)
+            numbered = [(part, number, jnp.int32(i)) for i, part in enumerate(parts)]
+            counts = [count(state, *part) for part in numbered]
+            totals = [sum(count) for count in zip(*counts, strict=True)]
+            results = first(totals, state, parts[0], number)
+            for part in numbered[1:]:
+                results = further(results, totals, state, *part)
+            return finish(state, results)
 
         return call
 
@@ -227,26 +233,28 @@ def one_step(step, state, batch, number):
     return _finish(step, state, _differentiate(step, state, batch, number, 0))
 
 
-def _differentiate(step, state, batch, number, part):
-    """Gradients of one part, and its sums."""
+def _differentiate(step, state, batch, number, part, totals=None):
+    """Gradients of one part, its sums, and the state that it wrote."""
     number_of_weights = len(step.lm.trainable_variables)
 
     def objective(trainable):
         values = [*trainable, *state[number_of_weights:]]
-        return step.objective(values, batch, number, part)
+        value, *others = step.objective(values, batch, number, part, totals=totals)
+        return value, others
 
     compute = jax.value_and_grad(objective, has_aux=True)
-    (_, sums), gradients = compute(state[:number_of_weights])
-    return gradients, sums
+    (_, (sums, written)), gradients = compute(state[:number_of_weights])
+    return gradients, sums, written
 
 
-def _finish(step, state, sums):
+def _finish(step, state, results):
     """The new state and the report."""
-    gradients, sums = sums
+    gradients, sums, written = results
     variables = step.variables
     with keras.StatelessScope(list(zip(variables, state))) as scope:
         gradients, is_finite, report = step.finish(gradients, sums)
         step.update(gradients, sums["statistics"])
+        step.keep(written, is_finite)
         updated = [scope.get_current_value(variable) for variable in variables]
     state = [
         jnp.where(is_finite, new, old) for new, old in zip(updated, state, strict=True)

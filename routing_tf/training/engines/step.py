@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import typing
 
 import keras
 import numpy as np
@@ -10,9 +11,9 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.routing.exploring import is_exploring_seed
+from routing_tf.layers.support.batch_losses import hold_losses
 from routing_tf.layers.support.keras_internals import decays
 from routing_tf.layers.support.keras_internals import layers_inside
-from routing_tf.layers.support.named_losses import named_losses
 from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.models.packed_documents import inputs_of
 
@@ -69,11 +70,17 @@ class TrainingStep:
 
     A step may have several parts (gradient accumulation) and several replicas. Each
     contributes sums over its own tokens; their total is the result of one device for
-    the whole batch: the loss is divided by the weights of all tokens, and all tokens
-    move the centroids once. The load balancing loss of experts is a product of means,
-    which are those of each part.
+    the whole batch: the loss is divided by the weights of all tokens, each `BatchLoss`
+    by what it counts in all tokens, and all tokens move the centroids once. A loss that
+    a layer adds by Keras' `add_loss` counts on each replica and in each part by the
+    weights of its tokens.
 
-    An engine computes gradients and runs the methods; see `training.engines`.
+    Other state that a pass writes, such as the moving averages of a
+    `BatchNormalization`, goes from part to part, as in Keras, and is averaged over
+    replicas.
+
+    An engine computes gradients and runs the methods; see `training.engines`. With
+    several parts it adds up the `counts` of all of them first.
 
     Args:
         lm: the language model or image model.
@@ -104,10 +111,10 @@ class TrainingStep:
         parts = (lm, *layers_inside(lm))
         names = (getattr(part, "loss_names", ()) for part in parts)
         self.loss_names = sorted({name for own in names for name in own})
-        self._kmeans = []
+        self._kmeans, self._written = [], []
         self._num_targets = None
 
-    def objective(self, values, batch, step, part=0, replica=0):
+    def objective(self, values, batch, step, part=0, replica=0, totals=None):
         """Sums the losses of one part on one replica.
 
         Args:
@@ -116,60 +123,99 @@ class TrainingStep:
             step: integer tensor, number of the step.
             part: which part of the step.
             replica: which replica.
+            totals: `counts`, added up over all parts and replicas; None for one part.
 
         Returns:
-            A scalar to differentiate, and a dict of tensors to add up over parts and
-            replicas, like the gradients.
+            A scalar to differentiate; a dict of tensors to add up over parts and
+            replicas, like the gradients; and a list of the state that the pass wrote,
+            for `with_written` and `keep`.
         """
-        inputs, targets, weights = batch
-        lm = self.lm
-        values = dict(zip(map(id, self.variables), values, strict=True))
-        for variable, seed in self._seeds:
-            values[id(variable)] = self._seed_state(variable, seed, step, part, replica)
-        # Replicas are threads, which would mix their losses without their own scopes.
-        with layers.hold_updates() as held, named_losses() as names_of:
-            logits, _, losses = lm.stateless_call(
-                [values[id(variable)] for variable in lm.trainable_variables],
-                [values[id(variable)] for variable in lm.non_trainable_variables],
-                inputs_of(lm, inputs),
-                training=True,
-                return_losses=True,
-            )
-        self._kmeans = [layer for layer, _ in held]
+        _, targets, weights = batch
+        logits, passed = self._run(values, batch, step, part, replica)
+        counts = passed.counts(weights)
+        totals = sum_over_replicas(counts) if totals is None else totals
         # A fixed number keeps the size of gradients near that of a mean.
         self._num_targets = (
             math.prod(targets.shape) * self.num_parts * self.num_replicas
         )
-        sums = self._sums(logits, targets, weights, losses, names_of(losses))
+        sums = self._sums(logits, targets, weights, passed, totals)
         value = _total(sums) / self._num_targets
         if self.loss_scaling is not None:
-            scale = values[id(self.loss_scaling.dynamic_scale)]
+            scale = values[self._index(self.loss_scaling.dynamic_scale)]
             value *= ops.cast(scale, "float32")
-        return value, {**sums, "statistics": [statistics for _, statistics in held]}
+        self._kmeans = [layer for layer, _ in passed.updates]
+        sums["statistics"] = [statistics for _, statistics in passed.updates]
+        self._written = [variable for variable, _ in passed.written]
+        return value, sums, [ops.stop_gradient(new) for _, new in passed.written]
 
-    def _sums(self, logits, targets, weights, losses, names):
+    def counts(self, values, batch, step, part=0, replica=0):
+        """Counts what losses are divided by, in one part on one replica.
+
+        Args are those of `objective`. Returns a list of tensors to add up. Compilers
+        drop what these do not need, which is nearly all of the pass for most layers.
+        """
+        _, passed = self._run(values, batch, step, part, replica)
+        return passed.counts(batch[-1])
+
+    def _run(self, values, batch, step, part, replica):
+        """Returns the logits, and a `_Pass`."""
+        lm = self.lm
+        values = dict(zip(map(id, self.variables), values, strict=True))
+        for variable, seed in self._seeds:
+            values[id(variable)] = self._seed_state(variable, seed, step, part, replica)
+        variables = [*lm.trainable_variables, *lm.non_trainable_variables]
+        scope = keras.StatelessScope(
+            [(variable, values[id(variable)]) for variable in variables],
+            collect_losses=True,
+        )
+        before = {id(v): scope.get_current_value(v) for v in variables}
+        seeds = {id(variable) for variable, _ in self._seeds}
+        # Replicas are threads, which would mix their losses without their own scopes.
+        with scope, layers.hold_updates() as updates, hold_losses() as held:
+            logits = lm(inputs_of(lm, batch[0]), training=True)
+            losses = list(lm.losses)
+        after = [(v, scope.get_current_value(v)) for v in variables]
+        written = [
+            (v, new)
+            for v, new in after
+            if new is not before[id(v)] and id(v) not in seeds
+        ]
+        return logits, _Pass(held, losses, updates, written)
+
+    def with_written(self, values, written):
+        """Returns `values` with the state that an earlier part of the step wrote."""
+        values = list(values)
+        for variable, new in zip(self._written, written, strict=True):
+            values[self._index(variable)] = new
+        return values
+
+    def _index(self, variable):
+        return next(i for i, own in enumerate(self.variables) if own is variable)
+
+    def _sums(self, logits, targets, weights, passed, totals):
         nats = keras.losses.sparse_categorical_crossentropy(
             targets, ops.cast(logits, "float32"), from_logits=True
         )
         weights = ops.cast(weights, "float32")
         own_weight = ops.sum(weights)
-        (weight,) = sum_over_replicas([own_weight])
-        # The mean over replicas is the loss of all; each part counts by its tokens.
-        share = weight / self.num_replicas
-        losses = [ops.cast(loss, "float32") for loss in losses]
+        weight, *totals = totals
+        totals = iter(totals)
+        parts = {name: ops.zeros(()) for name in (None, *self.loss_names)}
+        for loss in passed.losses_of_batch:
+            total = loss.of(loss.own, [next(totals) for _ in loss.counts])
+            name = loss.name if loss.name in parts else None
+            # `finish` divides by the weights of all tokens.
+            parts[name] += weight * total
         # Keras lists the losses of regularizers after those of layers.
+        losses = [own_weight * ops.cast(loss, "float32") for loss in passed.losses]
         num_decays = len([v for v in self._trainable if v.regularizer is not None])
         split = len(losses) - num_decays
-        parts = {name: [] for name in (None, *self.loss_names)}
-        for name, loss in zip(names, losses[:split]):
-            parts.get(name, parts[None]).append(loss)
-        clustering, *named = (sum(part, ops.zeros(())) for part in parts.values())
         return {
             "nats": ops.sum(nats * weights),
             "weight": own_weight,
-            "clustering": share * clustering,
-            "named": {n: share * x for n, x in zip(self.loss_names, named)},
-            "decay": share * sum(losses[split:], ops.zeros(())),
+            "clustering": sum(losses[:split], parts.pop(None)),
+            "named": parts,
+            "decay": sum(losses[split:], ops.zeros(())),
         }
 
     def _seed_state(self, variable, seed, step, part, replica):
@@ -246,6 +292,19 @@ class TrainingStep:
         for layer, values in zip(self._kmeans, statistics, strict=True):
             layer.move(values)
 
+    def keep(self, written, is_finite):
+        """Keeps the state that a pass wrote, the mean of that of all replicas.
+
+        Args:
+            written: the third result of `objective`, of the last part.
+            is_finite: the second result of `finish`; without it nothing changes.
+        """
+        if self.num_replicas > 1:
+            written = _means_over_replicas(written, self.num_replicas)
+        for variable, new in zip(self._written, written, strict=True):
+            old = ops.convert_to_tensor(variable)
+            variable.assign(ops.where(is_finite, ops.cast(new, old.dtype), old))
+
     def count(self, is_finite):
         """Counts the step, even if its update was skipped, and moves the loss scale.
 
@@ -285,10 +344,47 @@ class TrainingStep:
         ]
 
 
+class _Pass(typing.NamedTuple):
+    """What a pass leaves besides its outputs.
+
+    Attributes:
+        losses_of_batch: list of `BatchLoss`.
+        losses: list of other losses.
+        updates: list as that of `hold_updates`.
+        written: list of pairs of a variable and its new value.
+    """
+
+    losses_of_batch: list
+    losses: list
+    updates: list
+    written: list
+
+    def counts(self, weights):
+        """Returns the weight of all tokens, and what losses count."""
+        counts = [count for loss in self.losses_of_batch for count in loss.counts]
+        return [ops.sum(ops.cast(weights, "float32")), *counts]
+
+
 def _total(sums):
     """Returns the sum of all losses."""
     loss = sums["nats"] + sums["clustering"] + sums["decay"]
     return sum(sums["named"].values(), loss)
+
+
+def _means_over_replicas(tensors, number):
+    """Returns the means of tensors over replicas; those of integers, rounded down."""
+    names = [keras.backend.standardize_dtype(x.dtype) for x in tensors]
+    is_float = ["float" in name for name in names]
+    sums = sum_over_replicas(
+        [
+            ops.cast(x, "float32" if own else "int64")
+            for x, own in zip(tensors, is_float, strict=True)
+        ]
+    )
+    return [
+        total / number if own else total // number
+        for total, own in zip(sums, is_float, strict=True)
+    ]
 
 
 def split_batch(batch, num_parts):

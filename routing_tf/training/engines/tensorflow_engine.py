@@ -202,51 +202,72 @@ class TensorFlowEngine(Engine):
     def _compile_parts(self, step, options):
         """A call for each part: memory holds one part's activations."""
 
-        def first(batch, number):
-            return self.strategy.run(
-                lambda *x: self._differentiate(step, *x, 0), (batch, number)
-            )
+        def count(batch, number, part):
+            def counts(*arguments):
+                own = step.counts(_values(step), *arguments, _replica())
+                return sum_over_replicas([tf.identity(x) for x in own])
 
-        def further(sums, batch, number, part):
-            def add(sums, *arguments):
-                more = self._differentiate(step, *arguments)
-                return tf.nest.map_structure(tf.add, sums, more)
+            return self.strategy.run(counts, (batch, number, part))
 
-            return self.strategy.run(add, (sums, batch, number, part))
+        def first(totals, batch, number):
+            def differentiate(totals, *x):
+                return self._differentiate(step, *x, 0, totals=totals)
 
-        def finish(sums):
-            report = self.strategy.run(lambda x: self._finish(step, *x), (sums,))
+            return self.strategy.run(differentiate, (totals, batch, number))
+
+        def further(totals, results, batch, number, part):
+            def differentiate(totals, results, *x):
+                *sums, written = results
+                *more, written = self._differentiate(step, *x, written, totals)
+                return *tf.nest.map_structure(tf.add, sums, more), written
+
+            arguments = totals, results, batch, number, part
+            return self.strategy.run(differentiate, arguments)
+
+        def finish(results):
+            report = self.strategy.run(lambda x: self._finish(step, *x), (results,))
             return self._first(report)
 
-        first, further, finish = (
-            tf.function(function, **options) for function in (first, further, finish)
+        def add(*counts):
+            return self.strategy.run(lambda x: [sum(y) for y in zip(*x)], (counts,))
+
+        count, first, further, finish, add = (
+            tf.function(function, **options)
+            for function in (count, first, further, finish, add)
         )
 
         def call(batches, first_step):
             number = tf.constant(first_step, tf.int64)
             parts = split_batch(batches[0], step.num_parts)
-            sums = first(self._distribute(parts[0]), number)
-            for index, part in enumerate(parts[1:], 1):
-                index = tf.constant(index)
-                sums = further(sums, self._distribute(part), number, index)
-            return [step.report(finish(sums))]
+            parts = [self._distribute(part) for part in parts]
+            indices = [tf.constant(index) for index in range(step.num_parts)]
+            numbered = [(part, number, i) for part, i in zip(parts, indices)]
+            totals = add(*(count(*part) for part in numbered))
+            results = first(totals, parts[0], number)
+            for part in numbered[1:]:
+                results = further(totals, results, *part)
+            return [step.report(finish(results))]
 
         return call
 
-    def _differentiate(self, step, batch, number, part):
-        """Gradients of one part on one replica, and its sums."""
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        values = [tf.convert_to_tensor(variable.value) for variable in step.variables]
+    def _differentiate(self, step, batch, number, part, written=None, totals=None):
+        """Gradients of one part on one replica, its sums, and what it wrote."""
+        values = _values(step)
+        if written is not None:
+            values = step.with_written(values, written)
         trainable = values[: len(step.lm.trainable_variables)]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(trainable)
-            value, sums = step.objective(values, batch, number, part, replica)
+            value, sums, written = step.objective(
+                values, batch, number, part, _replica(), totals
+            )
         gradients = tape.gradient(
             value, trainable, unconnected_gradients=tf.UnconnectedGradients.ZERO
         )
-        return [tf.convert_to_tensor(gradient) for gradient in gradients], sums
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]
+        return gradients, sums, written
 
-    def _finish(self, step, gradients, sums):
+    def _finish(self, step, gradients, sums, written):
         """Updates one replica with the sums of all; the same on each."""
         values = tf.nest.flatten((gradients, sums))
         # A plain input of `strategy.run` has no device on which to add it up.
@@ -259,6 +280,7 @@ class TensorFlowEngine(Engine):
             return 0
 
         tf.cond(is_finite, update, lambda: 0)
+        step.keep(written, is_finite)
         step.count(is_finite)
         return report
 
@@ -284,6 +306,15 @@ class TensorFlowEngine(Engine):
     def _first(self, values):
         """The result of the first replica; all return the same."""
         return self.strategy.experimental_local_results(values)[0]
+
+
+def _values(step):
+    """The values of the variables of a step on this replica."""
+    return [tf.convert_to_tensor(variable.value) for variable in step.variables]
+
+
+def _replica():
+    return tf.distribute.get_replica_context().replica_id_in_sync_group
 
 
 def _cut_cpu(number):

@@ -7,8 +7,8 @@ from keras import ops
 
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import backends
+from routing_tf.layers.support import batch_losses
 from routing_tf.layers.support.keras_internals import OwnLosses
-from routing_tf.layers.support.named_losses import add_named_loss
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
@@ -19,9 +19,11 @@ from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.experts.routes import PLACES
 from routing_tf.zoo.experts.routes import Routes
 from routing_tf.zoo.experts.routes import load_balance
+from routing_tf.zoo.experts.routes import load_sums
 from routing_tf.zoo.experts.routes import num_dropped
 from routing_tf.zoo.experts.routes import places_of
 from routing_tf.zoo.experts.routes import router_z
+from routing_tf.zoo.experts.routes import router_z_sum
 from routing_tf.zoo.parts import arguments
 
 __all__ = ["MixtureOfExperts"]
@@ -29,6 +31,8 @@ __all__ = ["MixtureOfExperts"]
 ACTIVATIONS = ("relu", "gelu", "geglu")
 SECOND_CHOICES = ("always", "random")
 STATISTICS = ("load_balancing_loss", "router_z_loss", "dropped")
+# What makes the first two of sums over tokens.
+LOSSES = (load_balance, router_z)
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -405,27 +409,33 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
 
     def _add_losses(self, logits, probabilities, routes, real):
         real = ops.cast(real, "float32")
-        own_tokens = ops.sum(real)
-        balance = load_balance(routes, probabilities, real)
-        z_loss = router_z(logits, real)
-        dropped = num_dropped(routes)
-        sums = [own_tokens, own_tokens * balance, own_tokens * z_loss, dropped]
-        update_or_hold(self, [ops.stop_gradient(x) for x in sums])
-        losses = self.load_balancing_weight * balance, self.z_loss_weight * z_loss
-        for name, loss in zip(STATISTICS, losses):
-            if name in self.loss_names:
-                add_named_loss(self, name, loss)
+        counts = [ops.sum(real), load_sums(routes, real, self.num_experts)]
+        own = [
+            ops.sum(probabilities * real[..., None], axis=(0, 1)),
+            router_z_sum(logits, real),
+        ]
+        sums = [*counts, *map(ops.stop_gradient, own), num_dropped(routes)]
+        update_or_hold(self, sums)
+        weights = self.load_balancing_weight, self.z_loss_weight
+        for index, weight in enumerate(weights):
+            if weight:
+                own_sums = [weight * own[index]]
+                batch_losses.add_batch_loss(
+                    self, STATISTICS[index], own_sums, counts, LOSSES[index]
+                )
 
     def move(self, statistics):
         """Writes the statistics of a step; see `OnlineKMeans.move`.
 
         Args:
-            statistics: list of the number of tokens, the sums of both losses over them,
-                and the number of choices without a place.
+            statistics: list of the number of tokens, how many of them have each expert
+                as their first choice, the sums over tokens of the probabilities and of
+                the z-loss, and the number of choices without a place.
         """
-        tokens, balance, z_loss, dropped = statistics
-        means = [x / ops.maximum(tokens, 1.0) for x in (balance, z_loss)]
-        for name, value in zip(STATISTICS, [*means, dropped], strict=True):
+        *counts, probabilities, z_loss, dropped = statistics
+        own = zip(LOSSES, (probabilities, z_loss), strict=True)
+        losses = [loss([x], counts) for loss, x in own]
+        for name, value in zip(STATISTICS, [*losses, dropped], strict=True):
             self.statistics[name].assign(value)
 
     def compute_output_shape(self, inputs_shape):

@@ -70,27 +70,39 @@ def _earlier(choices):
     return ops.reshape(count, (batch, first, second))
 
 
-def load_balance(routes, probabilities, real):
-    """Computes the load balancing loss of Switch, 1 if all experts are equal.
+def load_sums(routes, real, num_experts):
+    """Counts the tokens whose first choice each expert is, `<float32>[num_experts]`.
 
     Args:
         routes: `Routes`.
-        probabilities: `<float32>[batch, length, num_experts]`.
         real: `<float32>[batch, length]`, 0 for padding.
+        num_experts: number of experts.
     """
-    num_experts = probabilities.shape[-1]
     first = ops.one_hot(routes.experts[..., 0], num_experts, dtype="float32")
-    shares, means = (
-        ops.sum(x * real[..., None], axis=(0, 1)) / ops.maximum(ops.sum(real), 1.0)
-        for x in (first, probabilities)
-    )
-    return num_experts * ops.sum(shares * means)
+    return ops.sum(first * real[..., None], axis=(0, 1))
 
 
-def router_z(logits, real):
-    """Computes the router z-loss of ST-MoE; arguments are those of `load_balance`."""
-    squares = ops.logsumexp(logits, axis=-1) ** 2
-    return ops.sum(squares * real) / ops.maximum(ops.sum(real), 1.0)
+def load_balance(own, counts):
+    """Computes the load balancing loss of Switch, 1 if all experts are equal.
+
+    Args:
+        own: list of the sum of the probabilities of tokens, `<float32>[num_experts]`.
+        counts: list of the number of tokens, and of `load_sums`.
+    """
+    (probabilities,) = own
+    tokens, first = counts
+    squares = ops.square(ops.maximum(tokens, 1.0))
+    return first.shape[0] * ops.sum(first * probabilities) / squares
+
+
+def router_z_sum(logits, real):
+    """Sums up the router z-loss of ST-MoE over tokens; `real` is as in `load_sums`."""
+    return ops.sum(ops.logsumexp(logits, axis=-1) ** 2 * real)
+
+
+def router_z(own, counts):
+    """Computes the mean of `router_z_sum`; `counts` are those of `load_balance`."""
+    return own[0] / ops.maximum(counts[0], 1.0)
 
 
 def num_dropped(routes):

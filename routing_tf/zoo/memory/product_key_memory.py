@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.keras_internals import BatchNormalization
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
@@ -31,7 +32,8 @@ class ProductKeyMemory(ConfiguredLayer):
     The layer takes the place of a feed-forward layer, in one or a few blocks. Tokens do
     not see each other, so it is causal and needs no cache; only with
     `query_norm="batch"`, as in the paper, tokens of a batch influence each other in
-    training.
+    training. The batch is that of all replicas, and one part of a step that is
+    accumulated.
 
     The values are gathered: values that no token has chosen have a gradient of zero.
     An optimizer with momentum still moves those that were chosen in earlier steps. The
@@ -145,9 +147,7 @@ class ProductKeyMemory(ConfiguredLayer):
     def _norm(self):
         options = {"epsilon": NORM_EPSILON, "dtype": self.dtype_policy}
         if self.query_norm == "batch":
-            return keras.layers.BatchNormalization(
-                momentum=0.9, name="query_norm", **options
-            )
+            return BatchNormalization(momentum=0.9, name="query_norm", **options)
         if self.query_norm == "layer":
             return keras.layers.LayerNormalization(name="query_norm", **options)
         return None

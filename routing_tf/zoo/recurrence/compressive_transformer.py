@@ -4,11 +4,11 @@ import keras
 from keras import ops
 
 from routing_tf.layers.routing.held_updates import update_or_hold
+from routing_tf.layers.support import batch_losses
 from routing_tf.layers.support.backends import top_k
 from routing_tf.layers.support.extremes import largest
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.named_losses import add_named_loss
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
@@ -336,11 +336,13 @@ class CompressiveAttention(TransformerXLAttention):
         return ops.cast(product(ops.cast(weights, value.dtype), value), "float32")
 
     def _add_loss(self, differences):
-        sums = [sum(each) for each in zip(*differences, strict=True)]
-        update_or_hold(self, [ops.stop_gradient(x) for x in sums])
+        total, number = (sum(each) for each in zip(*differences, strict=True))
+        update_or_hold(self, [ops.stop_gradient(total), number])
         if self.compression == "convolution" and self.reconstruction_weight:
-            loss = self.reconstruction_weight * _mean(*sums)
-            add_named_loss(self, "reconstruction_loss", loss)
+            own = [self.reconstruction_weight * total]
+            batch_losses.add_batch_loss(
+                self, "reconstruction_loss", own, [number], batch_losses.mean
+            )
 
     def move(self, statistics):
         """Writes the statistics of a step; see `OnlineKMeans.move`.
@@ -349,11 +351,9 @@ class CompressiveAttention(TransformerXLAttention):
             statistics: list of the sum of the differences of all tokens, and of the
                 number of tokens.
         """
-        self.statistics["reconstruction_loss"].assign(_mean(*statistics))
-
-
-def _mean(total, number):
-    return total / ops.maximum(number, 1.0)
+        total, number = statistics
+        mean = batch_losses.mean([total], [number])
+        self.statistics["reconstruction_loss"].assign(mean)
 
 
 def _common(positions):

@@ -1,0 +1,1 @@
+"""Hyperparameters as data, for Python and for commands: the standard library alone."""

@@ -1,0 +1,115 @@
+"""Each hyperparameter has a range, the same in Python and in command lines."""
+
+import math
+
+import numpy as np
+import pytest
+
+from routing_tf.layers.attention.mixed_attention import REMATS
+from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
+from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.routing.clustering import CENTROID_INITIALIZATIONS
+from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
+from routing_tf.models import Hyperparameters
+from routing_tf.models import hyperparameters
+from routing_tf.optimizers.schedules import FACTORS
+from routing_tf.settings import ranges
+
+INSIDE = Hyperparameters()
+NAMES = [name for name in hyperparameters.field_names() if name != "compatibility"]
+# No range has one of these.
+NOWHERE = (math.nan, math.inf, -math.inf, 1e39, -1, -0.5, "", "word ", [], b"1")
+
+
+def refusal(name, value):
+    with pytest.raises(ValueError) as error:
+        INSIDE.replace(**{name: value})
+    return str(error.value)
+
+
+def refusal_of_text(name, text):
+    with pytest.raises(ValueError) as error:
+        ranges.read(name, text, " in `--hparams`")
+    return str(error.value)
+
+
+def test_all_have_one():
+    assert sorted(ranges.RANGES) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "routed_heads"])
+def test_no_value_outside_gets_through(name):
+    for value in NOWHERE:
+        assert refusal(name, value).startswith(f"`{name}` must be "), value
+        if isinstance(value, float) and ranges.RANGES[name].kind is not str:
+            told = f"`{name}` in `--hparams` must be {ranges.RANGES[name].rule}. "
+            assert refusal_of_text(name, str(value)).startswith(told)
+
+
+def test_defaults_and_all_words_are_inside():
+    for name, own in ranges.RANGES.items():
+        default = getattr(INSIDE, name)
+        for value in (default, *own.words.values()):
+            assert ranges.check(name, value) == value
+        for word, value in own.words.items():
+            assert ranges.read(name, word) == value
+
+
+@pytest.mark.parametrize(
+    "name, values",
+    [
+        ("adam_beta_1", (1, 2, 1 - 1e-9)),
+        ("adam_beta_2", (1.0, 2.0)),
+        ("adam_epsilon", (0, 1e-50)),
+        ("centroid_decay", (1.01,)),
+        ("residual_dropout", (1,)),
+        ("entmax_alpha", (1, 2.1, "soft")),
+        ("logit_soft_cap", (0,)),
+        ("routed_key_shift", (2,)),
+        ("num_layers", (0, 1.0, True)),
+        ("ema", (None,)),
+        ("learning_rate_schedule", ("constant*linear_warmupp", "noam*constant", "*")),
+    ],
+)
+def test_ends_of_ranges(name, values):
+    for value in values:
+        assert refusal(name, value).startswith(
+            f"`{name}` must be {ranges.RANGES[name].rule}"
+        )
+        assert refusal_of_text(name, str(value))
+
+
+@pytest.mark.parametrize(
+    "name, value, expected",
+    [
+        ("adam_beta_1", 0, 0.0),
+        ("centroid_decay", 1, 1.0),
+        ("entmax_alpha", 2, 2.0),
+        ("train_steps", np.int64(3), 3),
+        ("learning_rate", np.float32(0.5), 0.5),
+        ("learning_rate_schedule", "constant * rsqrt_decay", "constant * rsqrt_decay"),
+    ],
+)
+def test_values_inside_are_those_of_python(name, value, expected):
+    found = getattr(INSIDE.replace(**{name: value}), name)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+def test_hints():
+    told = refusal_of_text("learning_rate_schedule", "constant*linear_warmupp")
+    assert told.endswith("Did you mean 'linear_warmup'?")
+    assert refusal("optimizer", "adamm").endswith("Did you mean 'adam' or 'adamw'?")
+    assert refusal("adam_beta_1", 1 - 1e-9).endswith("float32, with 1.0")
+
+
+def test_choices_are_those_of_layers():
+    own = {
+        "remat_attention": REMATS,
+        "query_cluster": QUERY_CLUSTERS,
+        "routing_scope": ROUTING_SCOPES,
+        "centroid_initialization": CENTROID_INITIALIZATIONS,
+        "attention_implementation": IMPLEMENTATIONS,
+    }
+    for name, choices in own.items():
+        assert set(ranges.RANGES[name].words.values()) == set(choices)
+    assert tuple(FACTORS) == ranges.SCHEDULE_FACTORS

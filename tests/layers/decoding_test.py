@@ -31,6 +31,12 @@ CASES = {
         for window in (1, 100)
     },
     "rotary": functools.partial(kinds.routed, rotary_positions=True),
+    "whole_clusters": functools.partial(
+        kinds.APART["multipole_apart"], keeps_all=True, key_shift=1
+    ),
+    "far": functools.partial(
+        kinds.APART["multipole_apart"], rotary_positions=True, far_distance=7
+    ),
     "rotary_indexed_shifted": functools.partial(
         kinds.CAUSAL["indexed"], rotary_positions=True, key_shift=1, qk_norm=True
     ),

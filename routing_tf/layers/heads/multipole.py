@@ -29,7 +29,6 @@ from routing_tf.layers.support import key_shift as shift
 from routing_tf.layers.support.key_shift import read_next_values
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import without_padding
@@ -199,6 +198,11 @@ class MultipoleHeads(ClusteredHeads):
                 "logits do not depend on distances then. Received: "
                 f"far_distance={self.far_distance}"
             )
+        if self.keeps_all and self.dropout:
+            raise ValueError(
+                "`dropout` must be 0 with `keeps_all=True`: the weights of whole "
+                f"clusters are not kept. Received: dropout={self.dropout}"
+            )
         if self.query_cluster != "query":
             raise ValueError(
                 '`query_cluster` must be "query" for MultipoleHeads: queries choose '
@@ -234,11 +238,14 @@ class MultipoleHeads(ClusteredHeads):
         size = self.flushed_block
         return ops.maximum(places + 1 - self.num_recent, 0) // size * size
 
-    def window_of_clusters(self, length):
+    @property
+    def cluster_window(self):
         """Number of pairs that a query reads of each chosen cluster, at most."""
-        if self.keeps_all:
-            return length
-        return smaller(self.attention_window // self.clusters_per_query, length)
+        return self.attention_window // self.clusters_per_query
+
+    def num_read(self, counts):
+        """Returns how many of the pairs of chosen clusters are read, `<int32>`."""
+        return counts if self.keeps_all else ops.minimum(counts, self.cluster_window)
 
     def capped(self, logits):
         """Returns logits within the soft cap, if there is one."""
@@ -363,7 +370,7 @@ class MultipoleHeads(ClusteredHeads):
         return multipole_cache.restarted(cache)
 
     def max_positions(self, cache):
-        return cache["rows"].shape[3] if self.keeps_all else None
+        return cache["rows"].shape[2] if self.keeps_all else None
 
     def start(self, cache, inputs):
         queries, keys = self.compared(inputs)

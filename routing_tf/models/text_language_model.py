@@ -318,8 +318,9 @@ class TextLanguageModel(Exportable):
 
         Raises:
             ValueError: if the cache is for another number of sequences, or
-                `cache_index` is no integer or, where it is no tensor, negative or
-                without room for the tokens.
+                `cache_index` is no integer or, where it is not traced, negative,
+                without room for the tokens, or not the number of tokens that the cache
+                was fed.
         """
         hidden, cache = self.backbone.decode_with_cache(
             token_ids, cache, cache_index, padding_mask, segment_ids

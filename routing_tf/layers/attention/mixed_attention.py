@@ -99,11 +99,13 @@ class MixedAttention(Projections):
             `value` and what belongs to it is not read again.
         cache_index: position of the first token of `query`, which is the number of
             tokens that the cache was fed: an integer or a scalar tensor; None (the
-            default) for 0. A call takes any number of tokens, as `[batch, length, dim]`
-            (on two axes of positions: in the blocked order), and each token is fed
-            once; outputs are those of one pass. The integer 0 starts the cache anew, on
-            two axes with all positions. Padding is not remembered: where it is the end
-            of all rows, the next call may begin in its place.
+            default) for 0. Another number is refused; where it or the cache is traced,
+            as in a compiled function, it gives wrong outputs. A call takes any number
+            of tokens, as `[batch, length, dim]` (on two axes of positions: in the
+            blocked order), and each token is fed once; outputs are those of one pass.
+            The integer 0 starts the cache anew, on two axes with all positions. Padding
+            is not remembered: where it is the end of all rows, the next call may begin
+            in its place.
         attention_mask: `<bool>[batch, 1, memory length]`, the same as `value_mask`, as
             calls of `keras.layers.MultiHeadAttention` have it for padding, with two
             axes of length 1, too, or none (unless the batch is as large as the query is
@@ -155,7 +157,8 @@ class MixedAttention(Projections):
             training, with attention scores, for attention to another sequence without
             its memory, for another number of sequences, without room for the tokens, or
             in a Functional model,
-            or `cache_index` is negative or no integer;
+            or `cache_index` is negative, no integer, or not the number of tokens that
+            the cache was fed;
             or if `segment_ids` are no integers, have no entry for each position, come
             with positions on two axes or a cache of another sequence, or heads cannot
             have them.
@@ -258,8 +261,8 @@ class MixedAttention(Projections):
             max_length: number of tokens a sequence may have; for positions on two axes,
                 a tuple of their lengths. Heads whose cache does not grow with it can go
                 beyond it. For all others, a `cache_index` beyond it (rounded up to
-                whole blocks by some) is refused if it is an integer, and gives wrong
-                outputs if it is a tensor.
+                whole blocks by some) is refused, and gives wrong outputs if it is
+                traced.
             value: `<float>[batch, memory length, memory dim]`, the other sequence, to
                 which at most `max_length` queries attend; its keys and values are then
                 computed only once. None (the default) for self-attention.

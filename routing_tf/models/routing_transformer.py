@@ -20,7 +20,7 @@ from routing_tf.models.presets import preset_names
 _LAYERS_OF_PLACES = layers.TimingSignal, layers.GridEmbedding
 
 
-class TextBackbone(PresetBackbone):
+class TextBackbone(packed_documents.ChecksSegmentIds, PresetBackbone):
     """The common part of text models with and without an encoder: the decoder.
 
     Attributes:

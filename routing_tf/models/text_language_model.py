@@ -14,12 +14,13 @@ from routing_tf.models import preprocessing
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.compiled import compiled
+from routing_tf.models.packed_documents import ChecksSegmentIds
 from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.preset_backbone import preset_from_elsewhere
 from routing_tf.models.saved_model import Exportable
 
 
-class TextLanguageModel(Exportable):
+class TextLanguageModel(ChecksSegmentIds, Exportable):
     """The common part of language models with and without an encoder.
 
     Subclasses are also tasks of keras_hub, and set `presets`, `backbone_cls` and

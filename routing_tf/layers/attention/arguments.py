@@ -8,6 +8,7 @@ from keras import ops
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support.backends import IS_TORCH
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.segments import check_integers
 from routing_tf.layers.support.serialization import deserialize
 
 #: Arguments of Keras's attention that have another name or no meaning here.
@@ -318,15 +319,7 @@ def check_segment_ids(segment_ids, is_cross_attention, num_axes):
             "out"
         )
     for ids in pair if is_pair else pair[:1]:
-        received = f"a {type(ids).__name__}"
-        if hasattr(ids, "dtype"):
-            received = f"dtype={keras.backend.standardize_dtype(ids.dtype)}"
-        if "dtype=int" not in received and "dtype=uint" not in received:
-            raise ValueError(
-                "`segment_ids` must be tensors of integers, the same for all tokens of "
-                f"a document. Received: {received}. Pass "
-                '`keras.ops.cast(segment_ids, "int32")`'
-            )
+        check_integers(ids)
     return pair
 
 

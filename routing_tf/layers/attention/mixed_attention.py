@@ -13,6 +13,7 @@ from routing_tf.layers.attention.rematerialization import train_and_forget
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.not_cast import NotCast
+from routing_tf.layers.support.segments import check_fit
 from routing_tf.layers.support.stated_gradients import are_stated
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_choice
@@ -309,6 +310,7 @@ class MixedAttention(Projections):
             arguments.check_by_position(key, others)
         if "key_mask" in kwargs:
             arguments.refuse_key_mask(kwargs.pop("key_mask"))
+        check_fit(kwargs.get("segment_ids"))
         # Before Keras builds the layer from their shapes.
         arguments.check_axes("query", query)
         if value is not None:

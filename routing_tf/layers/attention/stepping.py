@@ -8,6 +8,7 @@ from keras import ops
 from routing_tf.layers.attention import arguments
 from routing_tf.layers.caches import next_token
 from routing_tf.layers.caches.rows import last_token
+from routing_tf.layers.support.backends import longest_integer
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.positions import Positions
@@ -276,7 +277,7 @@ def _empty(caches, batch_size):
 def _no_segment(batch_size):
     """Returns the segment of an empty cache."""
     return {
-        "id": ops.full((batch_size,), NO_ID, dtype="int32"),
+        "id": ops.full((batch_size,), NO_ID, dtype=longest_integer()),
         "start": ops.zeros((batch_size,), "int32"),
         "end": ops.zeros((batch_size,), "int32"),
     }
@@ -293,7 +294,8 @@ def _with_masks_of_ids(query, masks):
     query_mask, value_mask = arguments.masks_of_ids((ids, None), *given)
     return {
         **masks,
-        "segment_ids": ids,
+        # A later call may have another type.
+        "segment_ids": ops.cast(ids, longest_integer()),
         "query_mask": query_mask,
         "value_mask": value_mask,
     }
@@ -325,7 +327,7 @@ def _segment_behind(segments, segment_ids, ends):
     """Returns the segment of the last token of a sequence, in the form of a cache."""
     length = segment_ids.shape[1]
     starts = segments.query_starts[:, 0, length - 1]
-    ids = ops.cast(segment_ids, "int32")[:, -1]
+    ids = segment_ids[:, -1]
     ids, ends = (ops.broadcast_to(x, ops.shape(starts)) for x in (ids, ends))
     return {"id": ids, "start": starts, "end": ends}
 
@@ -336,7 +338,7 @@ def _in_segment(attention, masks, cache, index):
     Returns the cache and the token's `Segments`.
     """
     segment = cache["segment"]
-    ids, is_padding = ops.cast(masks["segment_ids"], "int32"), _is_no_segment(masks)
+    ids, is_padding = masks["segment_ids"], _is_no_segment(masks)
     ids, is_padding = (
         ops.broadcast_to(x[:, 0], ops.shape(segment["id"])) for x in (ids, is_padding)
     )

@@ -14,6 +14,7 @@ from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.segments import Segments
+from routing_tf.layers.support.segments import check_fit
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
@@ -153,6 +154,10 @@ class TimingSignal(ConfiguredLayer):
         self.start_index = start_index
         build_at_init(self)
 
+    def __call__(self, *args, **kwargs):
+        check_fit(kwargs.get("segment_ids"))
+        return super().__call__(*args, **kwargs)
+
     def call(self, inputs, offset=0, segment_ids=None):
         positions = numbers(length_of(inputs, 1))
         if self.restart and segment_ids is not None:
@@ -259,6 +264,10 @@ class GridEmbedding(ConfiguredLayer):
             )
             for axis, length in enumerate(self.grid_shape)
         ]
+
+    def __call__(self, *args, **kwargs):
+        check_fit(kwargs.get("segment_ids"))
+        return super().__call__(*args, **kwargs)
 
     def call(self, inputs, offset=0, segment_ids=None):
         length, size = length_of(inputs, 1), math.prod(self.grid_shape)

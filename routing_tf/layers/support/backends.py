@@ -10,6 +10,15 @@ from keras import ops
 IS_TORCH = keras.backend.backend() == "torch"
 
 
+def longest_integer():
+    """Returns the dtype of the longest integers there are: JAX may have 32 bits."""
+    if keras.backend.backend() != "jax":
+        return "int64"
+    import jax
+
+    return str(jax.dtypes.canonicalize_dtype("int64"))
+
+
 def is_compiled_by_torch():
     """Whether torch compiles or exports the function that runs now."""
     import torch

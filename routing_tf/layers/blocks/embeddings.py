@@ -68,7 +68,8 @@ class TokenEmbedding(ConfiguredLayer):
         scale=False,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        # Ids that come as floats would be cast to half precision.
+        super().__init__(autocast=False, **kwargs)
         self.vocabulary_size = check_positive_integer(
             "vocabulary_size", vocabulary_size
         )
@@ -87,17 +88,32 @@ class TokenEmbedding(ConfiguredLayer):
         )
 
     def call(self, token_ids):
-        embedded = dense_take(self.embeddings, ops.cast(token_ids, "int32"))
+        table = ops.cast(self.embeddings, self.compute_dtype)
+        embedded = dense_take(table, ops.cast(token_ids, "int32"))
         if self.scale:
             embedded = embedded * self.embedding_dim**0.5
-        return ops.cast(embedded, self.compute_dtype)
+        return embedded
 
     def compute_output_shape(self, token_ids_shape):
         return (*token_ids_shape, self.embedding_dim)
 
 
+class _Places(ConfiguredLayer):
+    """A layer that adds something to each position."""
+
+    def __call__(self, inputs, offset=None, segment_ids=None, **kwargs):
+        check_fit(segment_ids)
+        if keras.backend.is_float_dtype(getattr(offset, "dtype", "int32")):
+            # Keras would cast it to half precision.
+            offset = ops.cast(offset, "int32")
+        given = {"offset": offset, "segment_ids": segment_ids}
+        # None would hide what an outer call says.
+        given = {name: x for name, x in given.items() if x is not None}
+        return super().__call__(inputs, **given, **kwargs)
+
+
 @keras.saving.register_keras_serializable("routing_tf")
-class TimingSignal(ConfiguredLayer):
+class TimingSignal(_Places):
     """Adds sines and cosines of the position to a sequence.
 
     Frequencies form a geometric series. Sines fill the first half of the channels and
@@ -154,10 +170,6 @@ class TimingSignal(ConfiguredLayer):
         self.start_index = start_index
         build_at_init(self)
 
-    def __call__(self, *args, **kwargs):
-        check_fit(kwargs.get("segment_ids"))
-        return super().__call__(*args, **kwargs)
-
     def call(self, inputs, offset=0, segment_ids=None):
         positions = numbers(length_of(inputs, 1))
         if self.restart and segment_ids is not None:
@@ -191,7 +203,7 @@ class TimingSignal(ConfiguredLayer):
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class GridEmbedding(ConfiguredLayer):
+class GridEmbedding(_Places):
     """Adds to each position the learned vectors of its coordinates on a grid.
 
     The sequence lies on the grid row by row. Each axis has one table of vectors, and
@@ -265,10 +277,6 @@ class GridEmbedding(ConfiguredLayer):
             for axis, length in enumerate(self.grid_shape)
         ]
 
-    def __call__(self, *args, **kwargs):
-        check_fit(kwargs.get("segment_ids"))
-        return super().__call__(*args, **kwargs)
-
     def call(self, inputs, offset=0, segment_ids=None):
         length, size = length_of(inputs, 1), math.prod(self.grid_shape)
         if is_known(length, offset) and length + offset > size:
@@ -341,7 +349,7 @@ class TokenDropout(ConfiguredLayer):
     """
 
     def __init__(self, rate, seed=None, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)
         check_rate("rate", rate)
         self.supports_masking = True
         self.rate = rate

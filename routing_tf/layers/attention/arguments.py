@@ -1,5 +1,6 @@
 """Checks of the arguments of `MixedAttention`."""
 
+import contextlib
 import warnings
 
 import keras
@@ -7,6 +8,7 @@ from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support.backends import IS_TORCH
+from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.segments import check_integers
 from routing_tf.layers.support.serialization import deserialize
@@ -61,6 +63,27 @@ def check_axes(name, x):
             f"`{name}` must be (batch, length, dim) or (batch, height, width, dim), "
             f"with at least one position. Received: {received}"
         )
+
+
+@contextlib.contextmanager
+def symbolic_sizes(layer, *sequences):
+    """Refuses unknown sizes, as `export` has them on JAX, where heads compare them."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        shapes = [tuple(x.shape) for x in sequences if x is not None]
+        if all(is_known(*filter(None, shape)) for shape in shapes):
+            raise
+        groups = {type(group).__qualname__ for group in layer.head_groups}
+        raise ValueError(
+            "On JAX, `export` needs known sizes for these heads, which compare them. "
+            f"Received: {', '.join(sorted(groups))} in {layer.name!r} with the shapes "
+            f"{', '.join(map(str, shapes))}. Make the model with a known length, such "
+            "as `keras.Input((128, dim))`, pass `input_signature=` of known sizes to "
+            "`export`, or export it on the TensorFlow backend"
+        ) from error
 
 
 def check_by_position(key, others):

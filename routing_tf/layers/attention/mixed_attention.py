@@ -326,7 +326,9 @@ class MixedAttention(Projections):
                 arguments.warn_of_copy(self, query.shape)
             # Keras converts each argument on its own: the same tensor becomes two.
             value = arguments.other_sequence(query, value, self_attention)
-        return super().__call__(query, value, **NotCast.wrap(kwargs, (query, value)))
+        kwargs = NotCast.wrap(kwargs, (query, value))
+        with arguments.symbolic_sizes(self, query, value):
+            return super().__call__(query, value, **kwargs)
 
     def call(
         self,

@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.support.segments import Segments
 from routing_tf.layers.support.segments import next_positions
 from routing_tf.models.release import heads as release_heads
@@ -374,7 +375,8 @@ def test_other_heads_refuse_them_by_name():
     for group, name, causal in (
         (layers.SynthesizerHeads(2, max_length=8), "SynthesizerHeads", True),
         (layers.FeatureMapHeads(2), "FeatureMapHeads", True),
-        (kinds.hashed(hash="rotation"), "HashedHeads", False),
+        (kinds.hashed(hash="rotation"), "`ReformerHeads`", False),
+        (zoo.ReformerHeads(2, 4, 5, num_rounds=2), "`ReformerHeads`", False),
         (release_heads.ExactLocalHeads(2, (4,)), "LocalHeads", True),
     ):
         attention = layers.MixedAttention([group], key_dim=4)

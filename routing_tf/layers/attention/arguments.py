@@ -74,7 +74,7 @@ def symbolic_sizes(layer, *sequences):
         raise
     except Exception as error:
         shapes = [tuple(x.shape) for x in sequences if x is not None]
-        if all(is_known(*filter(None, shape)) for shape in shapes):
+        if all(is_known(*(n or 1 for n in shape)) for shape in shapes):
             raise
         groups = {type(group).__qualname__ for group in layer.head_groups}
         raise ValueError(

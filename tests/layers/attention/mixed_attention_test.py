@@ -407,6 +407,7 @@ def test_exports_of_jax_need_known_lengths(tmp_path):
         model(None).export(path, verbose=False)
     model(12).export(path, verbose=False)
     x = helpers.normal(3, 12, 8)
-    found = tf.saved_model.load(path).serve(x)
+    loaded = tf.saved_model.load(path)
+    found = loaded.serve(x)
     expected, _ = golden_cases.run(layer, x, use_causal_mask=True)
     np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -88,7 +88,7 @@ def running_total(x, axis):
     """
     length = length_of(x, axis)
     blocks = break_into_blocks(x, RUNNING_SUM_BLOCK, axis)
-    parts = ops.unstack(blocks, axis=axis + 1)
+    parts = list(ops.unstack(blocks, axis=axis + 1))
     for i in range(1, len(parts)):
         parts[i] = parts[i - 1] + parts[i]
     totals = parts[-1]

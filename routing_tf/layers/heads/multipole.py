@@ -82,9 +82,9 @@ class MultipoleHeads(ClusteredHeads):
             `num_clusters` and `attention_window`. Defaults to 4.
         num_recent: number of recent pairs that are always seen. Defaults to 128.
         num_sinks: number of first pairs that are always seen. Defaults to 4.
-        block_length: number of pairs that stop being near at once, at most
-            `num_recent`, and 1 if that is 0; longer blocks are faster. None (the
-            default) for 64, or `num_recent` if that is less.
+        block_length: number of pairs that stop being near at once, at most `num_recent`
+            unless that is 0; blocks of 16 or more are faster. None (the default) for
+            64, or `num_recent` if that is less, or 1 if that is 0.
         summaries: whether pairs that are not read are seen through means (the default),
             or dropped.
         keeps_all: whether chosen clusters are read whole, whatever `attention_window`
@@ -184,11 +184,9 @@ class MultipoleHeads(ClusteredHeads):
                 f"num_clusters={self.num_clusters} and "
                 f"attention_window={self.attention_window}"
             )
-        if self.block_length is not None and self.block_length > max(
-            self.num_recent, 1
-        ):
+        if self.num_recent and (self.block_length or 0) > self.num_recent:
             raise ValueError(
-                "`block_length` must be at most `num_recent`, or 1 if that is 0. "
+                "`block_length` must be at most `num_recent`, unless that is 0. "
                 f"Received: block_length={self.block_length} with "
                 f"num_recent={self.num_recent}"
             )

@@ -7,16 +7,21 @@ chunks of keys, S slots of those, D dim.
 from keras import ops
 
 from routing_tf.layers.routing.arrangements import ClusterReads
+from routing_tf.layers.routing.cluster_order import inverse
 from routing_tf.layers.routing.far_field import HIDDEN
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import extremes
 from routing_tf.layers.support import gathering
+from routing_tf.layers.support.axes import cut_axis
+from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.stated_gradients import stated_gradient
 
 # A window whose chunks have 64 slots.
 WINDOW = 256
+# How often chunks of reads are cut.
+MOST_PARTS = 16
 
 
 def attend_to_clusters(group, query, members, clusters, ends, counts):
@@ -48,9 +53,32 @@ def attend_to_clusters(group, query, members, clusters, ends, counts):
     pairs.append(found.keys.arrange(bias[..., None]))
     rank = gathering.entries_at(found.keys.rank_of_chunk, found.last)
     ends, counts = found.of_queries(ends), found.of_queries(counts)
-    turns = _Turns(group, found.last, rank, ends - counts, ends)
-    result = found.order.restore(turns.attend(query, *pairs))
+    # Those that need most turns come first, and parts take no more than they need.
+    order = ops.cast(ops.argsort(-rank, axis=-1), "int32")
+    places = [gathering.entries_at(x, order) for x in (found.last, rank)]
+    places += [gathering.gather_blocks(x, order) for x in (ends - counts, ends)]
+    query = gathering.gather_blocks(query, order)
+    results = [
+        _Turns(group, *places).attend(query, *pairs)
+        for query, *places in zip(*(_parts(x) for x in (query, *places)))
+    ]
+    places = ops.broadcast_to(numbers(length_of(order, 2)), ops.shape(order))
+    back = inverse(order, places)
+    result = gathering.gather_blocks(ops.concatenate(results, axis=2), back)
+    result = found.order.restore(result)
     return result[..., :-1], result[..., -1]
+
+
+def _parts(x):
+    """Cuts `[B, G, N, ...]` into parts; into one if N is unknown."""
+    number = x.shape[2]
+    if number is None:
+        return [x]
+    size = -(-number // MOST_PARTS)
+    return [
+        cut_axis(x, first, min(first + size, number), axis=2)
+        for first in range(0, number, size)
+    ]
 
 
 class _Turns:

@@ -23,6 +23,7 @@ CASES = {
     "aligned_at_once": {"num_recent": 16, "block_length": 16},
     "single": {"block_length": 1},
     "none_near": {"num_recent": 0, "num_sinks": 0},
+    "blocks_near": {"num_recent": 0, "block_length": 16},
     "shifted": {"key_shift": 1},
     "shifted_aligned": {"key_shift": 1, **ALIGNED},
     "dropped": {"summaries": False},

@@ -18,9 +18,13 @@ TEXT = "a cab, a bad cab; add a bead\n" * 8
 def preset(tmp_path_factory):
     """Returns a folder with a small GPT-2, and files of text."""
     folder = tmp_path_factory.mktemp("preset")
-    letters = [*sorted(set(TEXT.replace(" ", "Ġ").replace("\n", "Ċ"))), "<|endoftext|>"]
+    letters = [
+        *sorted(set(TEXT.replace(" ", "Ġ").replace("\n", "Ċ"))),
+        "ad",
+        "<|endoftext|>",
+    ]
     tokenizer = keras_hub.models.GPT2Tokenizer(
-        {letter: number for number, letter in enumerate(letters)}, merges=[]
+        {letter: number for number, letter in enumerate(letters)}, merges=["a d"]
     )
     keras.utils.set_random_seed(0)
     backbone = keras_hub.models.GPT2Backbone(

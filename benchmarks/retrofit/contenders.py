@@ -101,7 +101,7 @@ def blocks(number, keys):
 CONTENDERS = {
     "full attention": Contender(None),
     "multipole": Contender(multipole),
-    'multipole, keep_full="auto"': Contender(multipole, keep_full="auto"),
+    "multipole, keep_full=auto": Contender(multipole, keep_full="auto"),
     "multipole, random centroids": Contender(multipole, "random"),
     "multipole, centroids of the sequence": Contender(multipole, "sequence"),
     "sinks and window": Contender(window, "sequence"),

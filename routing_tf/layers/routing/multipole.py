@@ -10,10 +10,10 @@ import functools
 
 from keras import ops
 
-from routing_tf.layers.caches import multipole_cache
 from routing_tf.layers.caches import rows
-from routing_tf.layers.caches import whole_clusters
+from routing_tf.layers.routing import multipole_cache
 from routing_tf.layers.routing import rings
+from routing_tf.layers.routing import whole_clusters
 from routing_tf.layers.routing.cluster_reads import GatheredReads
 from routing_tf.layers.routing.cluster_reads import ReadsOfTwo
 from routing_tf.layers.routing.cluster_reads import SortedReads
@@ -326,7 +326,7 @@ def attend_next(group, cache, index, query, far):
 
     Args:
         group: the `MultipoleHeads`.
-        cache: that of `caches.multipole_cache`, with the token.
+        cache: that of `routing.multipole_cache`, with the token.
         index: position of the token.
         query: `<float>[B, H, 1, D]`, as it sees near pairs.
         far: the same, as it sees pairs from far.

@@ -51,7 +51,9 @@ def inputs(num_heads=2, num_key_heads=2):
     return [helpers.normal(2, h, LENGTH, DIM, seed=i) for i, h in enumerate(heads)]
 
 
-def compare(group, arrays, mask=None, bias=None, ids=None, causal=True, cross=False):
+def assert_as_defined(
+    group, arrays, mask=None, bias=None, ids=None, causal=True, cross=False
+):
     call = {"use_causal_mask": causal, "token_bias": bias, "is_cross_attention": cross}
     if mask is not None:
         call |= {"query_mask": None if cross else mask, "value_mask": mask}
@@ -70,7 +72,7 @@ def compare(group, arrays, mask=None, bias=None, ids=None, causal=True, cross=Fa
 
 @pytest.mark.parametrize("case", kinds.some(CASES, FEW))
 def test_definition(case):
-    compare(made(**CASES[case]), inputs())
+    assert_as_defined(made(**CASES[case]), inputs())
 
 
 @pytest.mark.parametrize("options", [{}, {"key_shift": 1}, ALIGNED])
@@ -79,7 +81,7 @@ def test_padding_and_biases(options):
     mask = helpers.tail_mask(LENGTH, LENGTH, 40)
     mask[0, :9] = mask[0, 20] = False
     bias = helpers.normal(2, LENGTH, seed=5)
-    compare(made(4, **options), inputs(4), mask, bias)
+    assert_as_defined(made(4, **options), inputs(4), mask, bias)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +92,20 @@ def test_packed_documents(options):
     ids = np.concatenate([ids, np.repeat([[5, 6]], [45, 5], axis=1)])
     mask = np.ones(ids.shape, bool)
     mask[0, [13, 14, 22, 41]] = False
-    compare(made(4, **options), inputs(4), mask, helpers.normal(2, LENGTH), ids)
+    assert_as_defined(
+        made(4, **options), inputs(4), mask, helpers.normal(2, LENGTH), ids
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"num_sinks": 0, "num_recent": 21}])
 def test_both_sides(options):
     """Without a causal mask, pairs on both sides are near; documents stay apart."""
-    compare(made(4, **options), inputs(4), causal=False)
+    assert_as_defined(made(4, **options), inputs(4), causal=False)
     ids = np.repeat([[1, 2, 3], [4, 4, 5]], [25, 20, 5], axis=1)
     mask = np.ones(ids.shape, bool)
     mask[0, 25:28] = False
     bias = helpers.normal(2, LENGTH)
-    compare(made(2, **options), inputs(), mask, bias, ids, causal=False)
+    assert_as_defined(made(2, **options), inputs(), mask, bias, ids, causal=False)
 
 
 @pytest.mark.parametrize("options", [{}, {"num_sinks": 0, "logit_soft_cap": 1.5}])
@@ -109,7 +113,7 @@ def test_another_sequence(options):
     query, key, value = inputs(4)
     mask = helpers.mask_with_a_hole(LENGTH, LENGTH, 30)
     arrays, bias = [query[:, :, :9], key, value], helpers.normal(2, LENGTH)
-    compare(made(4, **options), arrays, mask, bias, causal=False, cross=True)
+    assert_as_defined(made(4, **options), arrays, mask, bias, causal=False, cross=True)
 
 
 @pytest.mark.parametrize("summaries", [True, False])

@@ -280,4 +280,6 @@ class OneSoftmax:
             output = output + self._reads.output(of_reads, shares)
         for near, weights in zip(self._near, self._of_near):
             output = output + near.output(drop(weights), of_poles)
-        return output / ops.maximum(self._total, 1e-30)[..., None]
+        # Not a tiny divisor: its square in the gradient would be zero.
+        total = ops.where(self._total > 0, self._total, 1.0)
+        return output / total[..., None]

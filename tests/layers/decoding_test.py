@@ -358,17 +358,3 @@ def test_refused():
         for index, length in ((4, 1), (np.int32(3), 2), (0, 5), (None, 5), (-1, 1)):
             with pytest.raises(ValueError, match="Received: cache_index=.* room for 4"):
                 bounded(normal(1, length, DIM), cache=cache, cache_index=index)
-
-
-def test_tokens_that_a_cache_has_are_not_fed_again():
-    layer = layers.MixedAttention([layers.FullHeads(2)], key_dim=4)
-    x, real = normal(2, 6, DIM), np.arange(6) < np.array([[4], [2]])
-    _, cache = layer(x, query_mask=real, cache=layer.make_cache(2, 9), cache_index=0)
-    with pytest.raises(ValueError, match="cache_index=3 for a cache of 4"):
-        layer(x[:, :1], cache=cache, cache_index=3)
-    # In the place of padding, and back to an earlier cache.
-    _, later = layer(x[:, :2], cache=cache, cache_index=4)
-    with pytest.raises(ValueError, match="cache_index=5 for a cache of 6"):
-        layer(x[:, :1], cache=later, cache_index=5)
-    layer(x[:, :1], cache=cache, cache_index=4)
-    layer(x[:, :1], cache=later, cache_index=0)

@@ -156,8 +156,7 @@ class MixedAttention(Projections):
             training, with attention scores, for attention to another sequence without
             its memory, for another number of sequences, without room for the tokens, or
             in a Functional model,
-            or `cache_index` is negative or no integer, or is a number below that of the
-            tokens that the cache was fed, except 0;
+            or `cache_index` is negative or no integer;
             or if `segment_ids` are no integers, have no entry for each position, come
             with positions on two axes or a cache of another sequence, or heads cannot
             have them.

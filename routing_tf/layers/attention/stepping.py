@@ -7,7 +7,6 @@ from keras import ops
 
 from routing_tf.layers.attention import arguments
 from routing_tf.layers.caches.rows import last_token
-from routing_tf.layers.support import backends
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.positions import Positions
@@ -30,11 +29,7 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
     length, groups = positions.length, attention.head_groups
     if value is None:
         caches = [group.make_cache(batch_size, length, positions) for group in groups]
-        return {
-            "tokens": caches,
-            "segment": _no_segment(batch_size),
-            "length": ops.zeros((batch_size,), "int32"),
-        }
+        return {"tokens": caches, "segment": _no_segment(batch_size)}
     if not attention.built:
         raise ValueError(
             "The layer must be built before `value` is put into a cache. Received: "
@@ -64,9 +59,8 @@ def call_with_cache(attention, query, masks, cache):
     first token, an integer or a tensor, None for 0. A cache is a dict with a list of
     the caches of the head groups, `"tokens"` in self-attention, else `"memory"`. In
     self-attention it also has the `"segment"` of the newest token: its id, and the
-    position at which it starts, and the one behind its end; and the `"length"` of each
-    sequence up to its last real token. Returns the output, and the cache with the
-    tokens of `query`.
+    position at which it starts, and the one behind its end. Returns the output, and the
+    cache with the tokens of `query`.
     """
     cache, index = cache.cache, cache.cache_index
     index = checked_index(index)
@@ -80,8 +74,6 @@ def call_with_cache(attention, query, masks, cache):
         return _start(attention, query, masks, cache)
     if starts:
         cache = _restarted(attention, cache)
-    elif "length" in cache:
-        _check_not_seen(cache["length"], index)
     if len(query.shape) != 3:
         raise ValueError(
             "`query` must be (batch, length, dim) behind the tokens of a cache, on "
@@ -150,11 +142,7 @@ def _restarted(attention, cache):
     caches = zip(groups, cache["tokens"], strict=True)
     caches = [group.restart_cache(own) for group, own in caches]
     batch_size = ops.shape(cache["segment"]["id"])[0]
-    return {
-        "tokens": caches,
-        "segment": _no_segment(batch_size),
-        "length": ops.zeros((batch_size,), "int32"),
-    }
+    return {"tokens": caches, "segment": _no_segment(batch_size)}
 
 
 def _start(attention, query, masks, cache):
@@ -181,9 +169,7 @@ def _start(attention, query, masks, cache):
     if masks["segment_ids"] is not None:
         segment = _segment_behind(inputs[0].segments, masks["segment_ids"], ends)
     output = attention.combined(attention.joined(positions, outputs), query)
-    length = _length_with(query, masks, cache["length"], 0)
-    cache = {"tokens": list(caches), "segment": segment, "length": length}
-    return positions.unflatten(output), cache
+    return positions.unflatten(output), {"tokens": list(caches), "segment": segment}
 
 
 def _one_by_one(attention, query, masks, cache, index):
@@ -236,44 +222,7 @@ def _step(attention, query, masks, cache, index):
     ]
     outputs, caches = zip(*steps, strict=True)
     output = attention.combined(attention.joined(positions, outputs), query)
-    cache = {**cache, kind: list(caches)}
-    if kind == "tokens":
-        cache["length"] = _length_with(query, masks, cache["length"], index)
-    return output, cache
-
-
-def _length_with(query, masks, length, index):
-    """Returns the positions behind the last real tokens, `<int32>[batch]`.
-
-    Args:
-        query: new tokens, `<float>[batch, length, dim]`; on two axes, whose order the
-            next call has in blocks, nothing is known.
-        masks: their masks, by name.
-        length: those positions before.
-        index: position of the first new token.
-    """
-    if len(query.shape) != 3:
-        return ops.zeros_like(length)
-    names = ("query_mask", "value_mask")
-    known = [masks[name] for name in names if masks.get(name) is not None]
-    if not known:
-        return ops.zeros_like(length) + index + query.shape[1]
-    last = last_token(ops.cast(known[-1], "bool"))
-    return ops.where(last < 0, length, index + last + 1)
-
-
-def _check_not_seen(length, index):
-    """Refuses a position, if it is a number, at which a cache has a token already."""
-    if not isinstance(index, int) or not backends.has_value(length):
-        return
-    seen = int(ops.convert_to_numpy(length).max(initial=0))
-    if index < seen:
-        raise ValueError(
-            "`cache_index` must be the number of tokens that the cache was fed, or 0 "
-            f"to start anew. Received: cache_index={index} for a cache of {seen} "
-            "tokens. To go back, call the layer with an earlier cache, which still "
-            "stands for the tokens before"
-        )
+    return output, {**cache, kind: list(caches)}
 
 
 def in_pieces(group, kind, cache, inputs, index):
@@ -389,8 +338,7 @@ def _in_segment(attention, masks, cache, index):
         keras.tree.map_structure(chosen, group.restart_cache(own), own)
         for group, own in groups
     ]
-    segment = {"id": ids, "start": start, "end": end}
-    cache = {**cache, "tokens": caches, "segment": segment}
+    cache = {"tokens": caches, "segment": {"id": ids, "start": start, "end": end}}
     numbers = ops.zeros_like(ids)[:, None, None]
     starts = (start - index)[:, None, None]
     return cache, Segments(numbers, numbers, starts, starts)

@@ -43,14 +43,5 @@ def one_hot(x, num_classes, dtype):
     return ops.cast(x[..., None] == ops.arange(num_classes, dtype=x.dtype), dtype)
 
 
-def has_value(x):
-    """Whether a tensor has a value now, and not only when a function runs."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)
-    return hasattr(x, "numpy") and not isinstance(x, keras.KerasTensor)
-
-
 segment_sum = _segment_sum if IS_TORCH else ops.segment_sum
 scatter = _scatter if IS_TORCH else ops.scatter

@@ -23,6 +23,9 @@ PATTERNS = (
     "token choice of separate keys",
     "local",
 )
+# Without relative positions; queries read four of so many clusters at any length.
+OF_FOUR_CLUSTERS = ("multipole", "token choice of four clusters")
+NUM_CLUSTERS = 64
 KMEANS = "KmeansAttention (PyTorch)"
 TORCH_FULL = "full attention (PyTorch)"
 PACKAGE = "RoutingTransformerLM (PyTorch)"
@@ -59,12 +62,18 @@ def attention(length, passes, dtype, options):
         for way in given.ways(relative)
     ]
     cases += [
+        given.ours(pattern, False, way, window, NUM_CLUSTERS)
+        for pattern in OF_FOUR_CLUSTERS
+        for way in WAYS
+    ]
+    cases += [
         given.products(pattern, way, window, clusters)
         for pattern in ("expert choice", "token choice", "local")
         for way in WAYS
     ]
     cases += [given.kmeans(window, clusters), given.torch_full()]
     cases += [given.keras_full(way) for way in WAYS]
+    cases += [given.full_heads(way) for way in WAYS]
     return cases + [given.flash()] * (options.device == "gpu")
 
 
@@ -130,8 +139,13 @@ class _Given:
         )
 
     def _pairs(self, pattern, window, num_clusters):
+        length = self.shape[2]
         if pattern == "local":
-            return operations.local_pairs(self.shape[2], window)
+            return operations.local_pairs(length, window)
+        if pattern == "token choice of four clusters":
+            return operations.window_pairs(length, window)
+        if pattern == "multipole":
+            return operations.multipole_pairs(length, window, num_clusters)
         return operations.clustered_pairs(num_clusters, window)
 
     def kmeans(self, window, num_clusters):
@@ -152,6 +166,18 @@ class _Given:
         arguments = self.arguments | {"device": self.device}
         build = "benchmarks.torch_contenders:full"
         return self._full(TORCH_FULL, "torch", build, arguments)
+
+    def full_heads(self, way):
+        library, xla = WAYS[way]
+        sizes = {"pattern": "full", "relative": False, "window": 1, "num_clusters": 1}
+        kept = KEPT_MATRICES[self.common["passes"]]
+        return self._full(
+            f"FullHeads ({way})",
+            library,
+            "benchmarks.keras_attention:ours",
+            self.arguments | sizes | {"xla": xla, "implementation": "plain"},
+            least_bytes=kept * 4 * self.shape[1] * self.shape[2] ** 2,
+        )
 
     def keras_full(self, way):
         library, xla = WAYS[way]

@@ -6,6 +6,7 @@ Prints a Markdown table: size of the cache of one sequence, and the median time 
 step near the end of the context. The contexts of a kind take turns.
 """
 
+import fnmatch
 import functools
 import json
 import pathlib
@@ -25,6 +26,11 @@ _KEY_DIM = flags.DEFINE_integer("key_dim", 32, "Size of a head.", lower_bound=2)
 _WINDOW = flags.DEFINE_integer("attention_window", 128, "Window.", lower_bound=1)
 _CLUSTERS = flags.DEFINE_integer("num_clusters", 16, "Clusters.", lower_bound=2)
 _LENGTHS = flags.DEFINE_list("lengths", ["1024", "8192", "65536"], "Contexts, tokens.")
+_KINDS = flags.DEFINE_multi_string(
+    "kinds",
+    ["*"],
+    "A name, or a pattern such as 'routed*'; may be repeated.",
+)
 _STEPS = flags.DEFINE_integer("steps", 20, "Steps that are timed.", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write the figures to.")
 
@@ -37,7 +43,13 @@ def kinds():
     return {
         "local": lambda: layers.LocalHeads(heads, (window,)),
         "routed, token choice": lambda: routed(routing="token_choice"),
+        "routed, four clusters": lambda: routed(
+            routing="token_choice", clusters_per_query=4, share_query_key=False
+        ),
         "routed, expert choice": lambda: routed(routing="expert_choice"),
+        "multipole": lambda: layers.MultipoleHeads(
+            heads, _CLUSTERS.value, window // 2, num_recent=window - window // 2
+        ),
         "hashed": lambda: layers.HashedHeads(*clustered),
         "random": lambda: layers.RandomHeads(*clustered),
         "full": lambda: layers.FullHeads(heads),
@@ -106,6 +118,8 @@ def main(argv):
     print("| --- " * (1 + 2 * len(names)) + "|")
     figures = {}
     for kind, make_heads in kinds().items():
+        if not any(fnmatch.fnmatchcase(kind, pattern) for pattern in _KINDS.value):
+            continue
         figures[kind] = measure(make_heads, lengths)
         cells = [f"{each['bytes'] / 2**20:.2f} MiB" for each in figures[kind]]
         cells += [f"{1000 * each['seconds']:.2f} ms" for each in figures[kind]]

@@ -18,6 +18,11 @@ ROUTINGS = {
         "routing": "token_choice",
         "share_query_key": False,
     },
+    "token choice of four clusters": {
+        "routing": "token_choice",
+        "share_query_key": False,
+        "clusters_per_query": 4,
+    },
 }
 
 
@@ -116,8 +121,9 @@ def ours(
 
     Args:
         shape: `[1, heads, length, size]`.
-        pattern: a key of `ROUTINGS`, or `"local"`.
-        window: tokens in a cluster or a block.
+        pattern: a key of `ROUTINGS`, `"local"`, `"multipole"` or `"full"`.
+        window: tokens in a cluster or a block; of multipole heads, near ones and those
+            read of clusters, half of each.
         num_clusters: number of clusters of each head.
         relative: whether there are relative positions, as many as the window.
         dtype: `"float32"` or `"bfloat16"`.
@@ -132,6 +138,12 @@ def ours(
     }
     if pattern == "local":
         group = layers.LocalHeads(shape[1], (window,), **options)
+    elif pattern == "full":
+        group = layers.FullHeads(shape[1], **options)
+    elif pattern == "multipole":
+        far = window // 2
+        near = {"num_recent": window - far}
+        group = layers.MultipoleHeads(shape[1], num_clusters, far, **near, **options)
     else:
         group = layers.RoutedHeads(
             shape[1], num_clusters, window, **ROUTINGS[pattern], **options

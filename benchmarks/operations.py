@@ -33,6 +33,22 @@ def clustered_pairs(num_clusters, window):
     return num_clusters * triangle(window)
 
 
+def window_pairs(length, window):
+    """Pairs of queries that see up to a window of earlier keys."""
+    window = min(window, length)
+    return triangle(window) + (length - window) * window
+
+
+def multipole_pairs(length, window, num_clusters):
+    """Pairs of multipole heads, half of whose window is near.
+
+    Once it is full, a query also sees the other half, and the mean of each cluster.
+    """
+    near = min(window - window // 2, length)
+    far = window // 2 + num_clusters
+    return window_pairs(length, near) + (length - near) * far
+
+
 def attention_operations(pairs, num_heads, key_dim, value_dim, passes):
     """Returns the operations of attention.
 

@@ -58,6 +58,13 @@ def test_a_sliding_window_is_drawn():
     np.testing.assert_allclose(shaded.max(axis=1), 1.0)
 
 
+def test_multipole_heads_see_all_earlier_pairs_in_one_way():
+    *parts, everything = attention_patterns.multipole(causal=True).values()
+    assert all((part > 0).any() for part in parts)
+    np.testing.assert_array_equal(sum(parts), everything)
+    np.testing.assert_array_equal(everything > 0, np.tri(attention_patterns.LENGTH))
+
+
 def table(heading):
     """Returns the cells of the lines of a documented table below its heading."""
     lines = PAGE.read_text().partition(heading)[2].partition("\n\n")[0].splitlines()

@@ -6,6 +6,7 @@ writes into `docs`, or the folder of `--output_dir`:
 
 - `attention_patterns.png`: the patterns of a Routing Transformer, with a colour for
   each cluster;
+- `multipole.png`: which pairs multipole heads see exactly, and which through means;
 - `head_groups_places.png`, `head_groups_content.png`, `head_groups_mixtures.png`: every
   head group of `routing_tf.layers` and `routing_tf.zoo` that has a map of its weights,
   by family;
@@ -37,6 +38,17 @@ IMAGE = (8, 8)
 COLUMNS = 5
 LOCAL = {"block_shape": (8,)}
 CLUSTERS = {"num_clusters": 4, "attention_window": 16}
+MULTIPOLE = {
+    "num_clusters": 4,
+    "attention_window": 8,
+    "clusters_per_query": 2,
+    "num_recent": 8,
+    "num_sinks": 2,
+    "block_length": 4,
+}
+SHORT_MULTIPOLE = {**MULTIPOLE, "attention_window": 6, "num_recent": 4}
+# Of each cluster, and of what is in none.
+CLUSTER_COLOURS = ("#31688e", "#d1495b", "#66a182", "#edae49", "#777777")
 
 # The pictures of head groups: fewer tokens, so that each cell can be told.
 SHORT_LENGTH, BLOCK, WIDTH = 32, 4, 8
@@ -163,6 +175,11 @@ def content():
                 layers.RoutedHeads(1, **token_choice),
             ],
             needs_causal_mask=True,
+        ),
+        Panel(
+            "first, near, best clusters",
+            "MultipoleHeads, no means",
+            [layers.MultipoleHeads(1, summaries=False, **SHORT_MULTIPOLE)],
         ),
         Panel(
             "best of a centroid",
@@ -436,16 +453,17 @@ def draw_clusters(patterns, path):
     from matplotlib import colors
     from matplotlib import pyplot
 
-    colour_map = colors.ListedColormap(
-        ["white", "#31688e", "#d1495b", "#66a182", "#edae49"]
-    )
-    rows = -(-len(patterns) // COLUMNS)
-    figure, axes = pyplot.subplots(rows, COLUMNS, figsize=(2.6 * COLUMNS, 2.9 * rows))
+    colour_map = colors.ListedColormap(["white", *CLUSTER_COLOURS])
+    columns = min(COLUMNS, len(patterns))
+    rows = -(-len(patterns) // columns)
+    # A row alone has no room for its titles otherwise.
+    size = 2.6 * columns, 2.9 * rows + 0.3 * (rows == 1)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size)
     for axis in axes.flat:
         axis.axis("off")
     for axis, (title, pattern) in zip(axes.flat, patterns.items(), strict=False):
         axis.axis("on")
-        axis.imshow(pattern, cmap=colour_map, vmin=0, vmax=4, interpolation="nearest")
+        axis.imshow(pattern, cmap=colour_map, vmin=0, vmax=5, interpolation="nearest")
         axis.set_title(title, fontsize=10)
         axis.set_xticks([])
         axis.set_yticks([])
@@ -517,6 +535,33 @@ def write_clusters(path, causal):
     draw_clusters(patterns, path)
 
 
+def multipole(causal):
+    """Returns what `draw_clusters` draws of multipole heads, by title."""
+    x, found = contents(), {}
+    for name, summaries in (("exactly", False), ("at all", True)):
+        keras.utils.set_random_seed(0)
+        group = layers.MultipoleHeads(1, summaries=summaries, **MULTIPOLE)
+        attention = layers.MixedAttention([group], key_dim=KEY_DIM)
+        found[name] = weights_of(attention, x, causal)[0] > 0
+    own, other = np.mgrid[:LENGTH, :LENGTH]
+    borders = ops.convert_to_numpy(group.borders(np.arange(LENGTH)))
+    is_near = other >= borders[:, None]
+    if not causal:
+        is_near = abs(own - other) <= group.num_recent // 2
+    is_near |= other < group.num_sinks
+    key = normalize(ops.matmul(x, attention.key_kernel))[:, None]
+    (assigned,) = group.assign([key], [None])
+    clusters = ops.convert_to_numpy(assigned.numbers)[0, 0] + 1
+    colours = np.where(is_near, len(CLUSTER_COLOURS), clusters)
+    exactly, means = found["exactly"], found["at all"] & ~found["exactly"]
+    return {
+        "near pairs": colours * (exactly & is_near),
+        "read of the best clusters": colours * (exactly & ~is_near),
+        "through means": colours * means,
+        "all, in one softmax": colours * found["at all"],
+    }
+
+
 def write_family(path, causal, family):
     """Draws one of `FAMILIES`."""
     found = []
@@ -543,6 +588,7 @@ def main(argv):
     del argv
     folder, causal = pathlib.Path(flags.FLAGS.output_dir), flags.FLAGS.causal
     write_clusters(folder / "attention_patterns.png", causal)
+    draw_clusters(multipole(causal), folder / "multipole.png")
     for family in FAMILIES:
         write_family(folder / f"head_groups_{family}.png", causal, family)
     write_images(folder / "head_groups_images.png", causal)

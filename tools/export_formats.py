@@ -54,6 +54,9 @@ def groups():
         "hashed": lambda: layers.HashedHeads(2, 4, 5),
         "cluster-strided": lambda: layers.ClusterStridedHeads(2, 3, 5),
         "random": lambda: layers.RandomHeads(2, 3, 5),
+        "multipole": lambda: layers.MultipoleHeads(
+            2, 3, 4, clusters_per_query=2, num_recent=4, num_sinks=1
+        ),
         "full": lambda: layers.FullHeads(2),
         "local": lambda: layers.LocalHeads(2, (4,)),
         "sliding": lambda: layers.SlidingHeads(2, 3),

@@ -1,6 +1,7 @@
 """Runs the tests, in parts: what XLA has compiled stays until a process ends.
 
-Usage: python tools/run_tests.py [--backends=tensorflow,jax,torch] [-- PYTEST ARGUMENTS]
+Usage: python tools/run_tests.py [--backends=tensorflow,jax,torch]
+           [--parts=heads,layers,models,engines,others,golden] [-- PYTEST ARGUMENTS]
 All parts run, also if one fails; the exit code tells whether all have passed. On torch
 there are layers alone, those of the zoo included.
 """
@@ -57,6 +58,22 @@ MODELS = (
     "tests/training_step_test.py",
     "tests/training_test.py",
 )
+# They are among those of layers and models, and a part of their own as well.
+GOLDEN = (
+    "tests/layers/golden_decoding_test.py",
+    "tests/layers/golden_test.py",
+    "tests/models/golden_decoding_test.py",
+    "tests/models/golden_test.py",
+)
+ENGINES = ("tests/engines",)
+PARTS = ("heads", "layers", "models", "engines", "others")
+# Parts that one process has room for: on TensorFlow a worker of the last takes 2 to 3
+# GB, and what JAX compiles takes more.
+PROCESSES = {
+    "tensorflow": ("golden", "heads", "layers", "models engines others"),
+    "jax": ("golden", "heads", "layers", "models", "engines others"),
+    "torch": ("heads", "layers"),
+}
 # In the order of `tests/conftest.py`: the longest files first.
 IN_PARALLEL = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")
 
@@ -65,7 +82,7 @@ def rest():
     """Returns the paths of the tests of both backends that no other part has."""
     found = sorted((ROOT / "tests").iterdir())
     paths = [f"tests/{path.name}" for path in found if _has_tests(path)]
-    others = (*DATA, *ON_ONE_BACKEND, *HEADS, *LAYERS, *MODELS)
+    others = (*DATA, *ON_ONE_BACKEND, *HEADS, *LAYERS, *MODELS, *ENGINES)
     return [path for path in paths if path not in others]
 
 
@@ -75,23 +92,27 @@ def _has_tests(path):
     )
 
 
-def parts(backends):
-    """Yields pairs of a backend and the paths of the tests that run in one process.
+def paths_of(part, backend):
+    """Returns the tests of a part: TensorFlow's have those that need one backend."""
+    once = (*DATA, *ON_ONE_BACKEND) if backend == "tensorflow" else ()
+    return {
+        "golden": GOLDEN,
+        "heads": HEADS,
+        "layers": LAYERS,
+        "models": MODELS,
+        "engines": ENGINES,
+        "others": (*rest(), *once),
+    }[part]
 
-    Args:
-        backends: list of names; what one backend is enough for runs on TensorFlow.
-    """
+
+def processes(backends, parts):
+    """Yields pairs of a backend and the paths of the tests that run in one process."""
     for backend in backends:
-        yield backend, list(HEADS)
-        yield backend, list(LAYERS)
-        if backend == "torch":
-            continue
-        if backend == "tensorflow":
-            # 2 to 3 GB in a worker; what JAX compiles takes more.
-            yield backend, [*MODELS, *rest(), *DATA, *ON_ONE_BACKEND]
-        else:
-            yield backend, list(MODELS)
-            yield backend, rest()
+        for together in PROCESSES[backend]:
+            chosen = [part for part in together.split() if part in parts]
+            paths = [path for part in chosen for path in paths_of(part, backend)]
+            if paths:
+                yield backend, paths
 
 
 def shared_cache(folder):
@@ -103,14 +124,30 @@ def shared_cache(folder):
     }
 
 
+def _names_in(known):
+    """Returns the type of an option: names of `known` with commas between them."""
+
+    def names(text):
+        found = text.split(",")
+        if unknown := set(found) - set(known):
+            raise argparse.ArgumentTypeError(
+                f"{', '.join(sorted(unknown))}: must be of {', '.join(known)}"
+            )
+        return found
+
+    return names
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--backends", default="tensorflow")
+    parser.add_argument("--backends", type=_names_in(PROCESSES), default="tensorflow")
+    parts = _names_in([*PARTS, "golden"])
+    parser.add_argument("--parts", type=parts, default=",".join(PARTS))
     parser.add_argument("pytest", nargs="*", help="arguments of pytest")
     options = parser.parse_args()
     failed = []
     with tempfile.TemporaryDirectory() as cache:
-        for backend, paths in parts(options.backends.split(",")):
+        for backend, paths in processes(options.backends, options.parts):
             print(f"\n== {backend}: {' '.join(paths)}", flush=True)
             finished = subprocess.run(
                 [sys.executable, "-m", "pytest", *IN_PARALLEL, *options.pytest, *paths],

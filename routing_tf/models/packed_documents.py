@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from routing_tf.layers.support.segments import check_fit
+
 OF_TEXT = ("segment_ids",)
 # In the order of attention to another sequence: of query, of value.
 OF_PAIR = ("decoder_segment_ids", "encoder_segment_ids")
@@ -34,6 +36,17 @@ def without_segment_ids(inputs, names=OF_TEXT):
     return others, ids if len(ids) > 1 else ids[0]
 
 
+class ChecksSegmentIds:
+    """The part of a model that checks ids before Keras converts them."""
+
+    def __call__(self, inputs, *args, **kwargs):
+        given = [kwargs.get("segment_ids")]
+        if isinstance(inputs, dict):
+            given += [inputs.get(name) for name in NAMES]
+        check_fit(given)
+        return super().__call__(inputs, *args, **kwargs)
+
+
 def _checked(name, ids):
     # The same names have masks, which may be None.
     ids = np.asarray(ids) if isinstance(ids, list) else ids
@@ -42,6 +55,7 @@ def _checked(name, ids):
             f"`{name}` must have the shape [batch, length] of the token ids. Received: "
             f"shape={tuple(ids.shape)}"
         )
+    check_fit(ids)
     return ids
 
 

@@ -8,6 +8,7 @@ from routing_tf.layers.blocks.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.segments import offsets_behind
 from routing_tf.layers.support.validation import is_integer
+from routing_tf.layers.support.validation import known_index
 from routing_tf.models import packed_documents
 from routing_tf.models import stack
 from routing_tf.models.packed_documents import without_segment_ids
@@ -19,7 +20,7 @@ from routing_tf.models.presets import preset_names
 _LAYERS_OF_PLACES = layers.TimingSignal, layers.GridEmbedding
 
 
-class TextBackbone(PresetBackbone):
+class TextBackbone(packed_documents.ChecksSegmentIds, PresetBackbone):
     """The common part of text models with and without an encoder: the decoder.
 
     Attributes:
@@ -92,7 +93,7 @@ class TextBackbone(PresetBackbone):
         Returns:
             `<float>[batch, length, hidden_dim]`, and the cache with these tokens.
         """
-        cache_index = 0 if cache_index is None else cache_index
+        cache_index = 0 if cache_index is None else known_index(cache_index)
         offset, segments = cache_index, {}
         if segment_ids is not None:
             segments["segment_ids"] = segment_ids

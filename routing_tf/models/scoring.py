@@ -11,6 +11,7 @@ from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import preprocessing
 from routing_tf.models.known_ids import known_ids
+from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.score import Score
 from routing_tf.models.score import join as join
 from routing_tf.models.spans import read_sequences
@@ -232,7 +233,8 @@ def score_positions(
     routing_scope = scope_of(lm.hyperparameters, routing_scope)
     token_ids = ops.convert_to_tensor(token_ids, "int32")
     if segment_ids is not None:
-        segment_ids = ops.convert_to_tensor(segment_ids, "int32")
+        segment_ids = without_segment_ids({"segment_ids": segment_ids})[1]
+        segment_ids = ops.convert_to_tensor(segment_ids)
     if padding_mask is None:
         padding_mask = ops.ones_like(token_ids) if segment_ids is None else segment_ids
     padding_mask = ops.cast(padding_mask, "bool")

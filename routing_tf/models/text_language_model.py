@@ -16,12 +16,13 @@ from routing_tf.models import steps
 from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import way_of
 from routing_tf.models.known_ids import known_ids
+from routing_tf.models.packed_documents import ChecksSegmentIds
 from routing_tf.models.packed_documents import without_segment_ids
 from routing_tf.models.preset_backbone import preset_from_elsewhere
 from routing_tf.models.saved_model import Exportable
 
 
-class TextLanguageModel(Exportable):
+class TextLanguageModel(ChecksSegmentIds, Exportable):
     """The common part of language models with and without an encoder.
 
     Subclasses are also tasks of keras_hub, and set `presets`, `backbone_cls` and
@@ -340,8 +341,9 @@ class TextLanguageModel(Exportable):
 
         Raises:
             ValueError: if the cache is for another number of sequences, or
-                `cache_index` is no integer or, where it is no tensor, negative or
-                without room for the tokens.
+                `cache_index` is no integer or, where it is not traced, negative,
+                without room for the tokens, or not the number of tokens that the cache
+                was fed.
         """
         hidden, cache = self.backbone.decode_with_cache(
             token_ids, cache, cache_index, padding_mask, segment_ids

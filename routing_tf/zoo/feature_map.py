@@ -199,6 +199,11 @@ class FeatureMapHeads(HeadGroup):
             inputs, pending["pending"] = pending_keys.offer_inputs(before, 0, inputs)
         return {**self.make_memory(inputs, inputs.value.shape[2]), **pending}
 
+    def restart_cache(self, cache):
+        empty = super().restart_cache(cache)
+        empty["largest"] = ops.full_like(cache["largest"], NOTHING)
+        return pending_keys.forgotten(empty)
+
     def step(self, cache, index, inputs):
         if self.key_shift:
             inputs, pending = pending_keys.offer_inputs(cache["pending"], index, inputs)

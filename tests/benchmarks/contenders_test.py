@@ -28,7 +28,7 @@ def own_cases(device="cpu", dtype="float32"):
     ]
 
 
-@pytest.mark.parametrize("pattern", ["token choice", "local"])
+@pytest.mark.parametrize("pattern", ["token choice", "multipole", "local", "full"])
 def test_patterns_run_forward_and_backward(pattern):
     case = next(case for case in own_cases() if case.arguments["pattern"] == pattern)
     assert worker.timed(worker.build(dataclasses.asdict(case))) > 0

@@ -120,6 +120,7 @@ def most_clusters_empty(layer):
 
 FEW = ("token_choice_apart_shifted", "threshold_apart", "prefix", "hashed_apart")
 FEW += ("cluster_strided_shifted", "rounds", "two_clusters", "random")
+FEW += ("multipole_apart_shifted",)
 
 
 WAYS = [
@@ -171,6 +172,7 @@ def test_heads_without_clusters_are_causal(kind):
     [
         ("token_choice_apart_shifted", 2, 100, 301),
         ("random", 60, 3, 41),  # of which some stay empty
+        ("multipole", 3, 4, 301),  # more blocks than are added up at once
         pytest.param("prefix", 2, 100, 301, marks=pytest.mark.thorough),
     ],
 )
@@ -182,11 +184,12 @@ def test_windows_and_lengths_of_any_size_are_causal(kind, clusters, window, leng
 
 FEW_WAYS = ("token_choice_apart_shifted", "token_choice", "threshold_shifted", "prefix")
 FEW_WAYS += ("hashed_apart", "local_shifted", "full", "convolution_and_window")
+FEW_WAYS += ("multipole_shifted",)
 # Each has a gradient that is stated, or operations of its own.
 MORE_WAYS = ("rounds", "reformer", "two_clusters_apart", "cluster_strided", "sliding")
 MORE_WAYS += ("threshold_apart", "random", "fixed", "strided", "best_blocks", "linear")
 MORE_WAYS += ("indexed_copies", "global", "native_sparse", "synthesizer", "luna")
-MORE_WAYS += ("sinkhorn", "long_short")
+MORE_WAYS += ("sinkhorn", "long_short", "multipole_apart")
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,12 @@ CASES = {
         for window in (1, 100)
     },
     "rotary": functools.partial(kinds.routed, rotary_positions=True),
+    "whole_clusters": functools.partial(
+        kinds.APART["multipole_apart"], keeps_all=True, key_shift=1
+    ),
+    "far": functools.partial(
+        kinds.APART["multipole_apart"], rotary_positions=True, far_distance=7
+    ),
     "rotary_indexed_shifted": functools.partial(
         kinds.CAUSAL["indexed"], rotary_positions=True, key_shift=1, qk_norm=True
     ),
@@ -133,6 +139,73 @@ def test_steps_on_two_axes_follow_the_blocked_order(groups):
     _, cache = decoder.start(image, real, bias, layer.make_cache(2, (4, 6)))
     rest, _ = decoder.steps(tokens, cache, 14, 24, 5)
     golden_cases.assert_close(rest, expected[:, 14:], 1e-5)
+
+
+def assert_follows(call, cache, fed):
+    """Fails unless a call refuses all known indices but that of the next token."""
+    for index in (fed - 3, np.array(fed - 1), np.int64(fed + 1)):
+        for each in (index, ops.convert_to_tensor(index)):
+            with pytest.raises(ValueError, match=f"cache_index={index} .* fed {fed}"):
+                call(cache, each)
+    call(cache, np.array(fed))
+
+
+@helpers.further_on_jax
+@pytest.mark.parametrize("case", ["token_choice", "full_shifted", "linear", "local"])
+def test_a_step_follows_what_the_cache_was_fed(case):
+    layer, x = attention(CASES[case]()), normal(2, LENGTH, DIM)
+
+    def step(cache, index, **masks):
+        return layer(x[:, :1], cache=cache, cache_index=index, **masks)
+
+    empty = layer.make_cache(2, LENGTH)
+    _, cache = layer(x[:, :12], cache=empty)
+    assert_follows(step, cache, 12)
+    assert_follows(step, step(cache, 12)[1], 13)
+    # Padding may be room, of steps too; the longest row counts.
+    masks = {"query_mask": helpers.tail_mask(12, 5, 8)}
+    _, cache = layer(x[:, :12], cache=empty, **masks)
+    _, after = step(cache, 12, query_mask=np.zeros((2, 1), "bool"))
+    for index in (8, 10, 13):
+        step(after, index)
+    for index in (7, 14):
+        with pytest.raises(ValueError, match="was fed 13, of which 8 are no padding"):
+            step(after, index)
+    # A tensor of 0 starts anew, as an integer does.
+    expected, _ = step(empty, 0)
+    for start in (np.array(0), ops.convert_to_tensor(0)):
+        outputs = golden_cases.to_numpy([step(cache, start)[0], expected])
+        golden_cases.assert_close(*outputs, 1e-6)
+
+
+@helpers.further_on_jax
+def test_steps_in_a_memory_and_in_blocks_follow_too():
+    """Routed heads count the queries of clusters in another sequence."""
+    x, memory = normal(1, 9, DIM), normal(1, 7, DIM, seed=1)
+    reading = attention(kinds.experts())
+    reading(x, value=memory)
+    block = helpers.block(CASES["token_choice"](), cross_attention=reading)
+    of_reading = reading.make_cache(1, LENGTH, value=memory)
+    of_block = block.make_cache(1, LENGTH, memory=memory)
+    for layer, cache in ((reading, of_reading), (block, of_block)):
+
+        def step(cache, index, layer=layer):
+            return layer(x[:, :1], cache=cache, cache_index=index)
+
+        assert_follows(step, layer(x, cache=cache)[1], 9)
+
+
+@pytest.mark.parametrize("case", ["best_blocks", "native_sparse", "linear", "luna"])
+def test_a_first_step_on_two_axes_starts_anew(case):
+    groups = rectangles(), CASES[case]()
+    layer, x = attention(*groups, axes=2), normal(1, 6, DIM)
+    _, cache = layer(x, cache=layer.make_cache(1, (2, 3)), cache_index=None)
+    for index in (0, ops.convert_to_tensor(0)):
+        first, after = layer(x[:, 3:4], cache=cache, cache_index=index)
+        second, _ = layer(x[:, 4:5], cache=after, cache_index=1)
+        both = keras.ops.concatenate([first, second], axis=1)
+        whole, _ = layer(x[:, 3:5], cache=layer.make_cache(1, (2, 3)))
+        golden_cases.assert_close(*golden_cases.to_numpy([both, whole]), 1e-5)
 
 
 MEMORIES = [kind for kind in kinds.MEMORIES if kind != "clustered_queries"]

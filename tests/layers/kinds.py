@@ -24,11 +24,9 @@ strided = partial(layers.ClusterStridedHeads, HEADS, **SIZES, **RELATIVE)
 random = partial(layers.RandomHeads, HEADS, **SIZES, **RELATIVE)
 fixed = partial(layers.FixedHeads, HEADS, 5, 2)
 multipole = partial(
-    *(layers.MultipoleHeads, HEADS, 3, 4),
-    clusters_per_query=2,
-    num_recent=3,
-    num_sinks=1,
-    share_query_key=True,
+    *(layers.MultipoleHeads, HEADS),
+    **{"num_clusters": 3, "attention_window": 4, "clusters_per_query": 2},
+    **{"num_recent": 3, "num_sinks": 1, "share_query_key": True},
 )
 REFORMER = {"hash": "rotation", "normalization": "unit_keys", "attends_to_self": False}
 

@@ -253,3 +253,26 @@ def test_packed_pairs_have_the_scores_they_have_alone():
     )
     assert packed.num_tokens == plain.num_tokens
     np.testing.assert_allclose(packed.nats, plain.nats, rtol=1e-4)
+
+
+def test_ids_of_64_bits_reach_the_layers_or_are_refused():
+    lm = small_models.language_model(**ROUTED)
+    ids = np.random.default_rng(0).integers(1, 9, size=(1, 12))
+    small = np.repeat([[1, 2]], 6, axis=1)
+    large = np.where(small == 2, 2**32 + 1, 1)
+
+    def by_call(segment_ids):
+        mask = np.ones_like(ids, "bool")
+        inputs = {"token_ids": ids, "padding_mask": mask}
+        return lm({**inputs, "segment_ids": segment_ids})
+
+    def by_score(segment_ids):
+        return lm.score(ids, segment_ids=segment_ids)
+
+    for call in (by_call, by_score):
+        if keras.backend.backend() == "jax":
+            with pytest.raises(ValueError, match="`segment_ids` must be .*32 bits"):
+                call(large)
+        else:
+            found, expected = golden_cases.to_numpy([call(large), call(small)])
+            np.testing.assert_array_equal(found, expected)

@@ -1,5 +1,6 @@
 """Tests of the Compressive Transformer, against loops over lists of rows in NumPy."""
 
+import keras
 import numpy as np
 import pytest
 from keras import ops
@@ -213,3 +214,19 @@ def continued(length, **state):
 def test_refusals(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_images_with_channels_first_change_nothing():
+    layer, x = zoo.CompressiveAttention(2, 3, 4, 4, 6, 2), helpers.normal(1, 22, 8)
+    expected, _ = golden_cases.run(layer, x)
+    before = keras.config.image_data_format()
+    keras.config.set_image_data_format("channels_first")
+    try:
+        other = zoo.CompressiveAttention(2, 3, 4, 4, 6, 2)
+        other.build(x.shape)
+        for weight, value in zip(other.weights, layer.weights, strict=True):
+            weight.assign(value)
+        found, _ = golden_cases.run(other, x)
+    finally:
+        keras.config.set_image_data_format(before)
+    np.testing.assert_allclose(found, expected, atol=1e-6)

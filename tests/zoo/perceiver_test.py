@@ -144,6 +144,9 @@ def test_caches_need_a_causal_model_and_a_start_that_reaches_the_latents():
     ):
         with pytest.raises(ValueError, match=rule):
             model(*arrays, **{"cache": cache, **options})
+    _, after = model(x[:, : LENGTH - 2], cache=cache)
+    with pytest.raises(ValueError, match="cache_index=8 .* was fed 7"):
+        model(x[:, -1:], cache=after, cache_index=np.array(LENGTH - 1))
     with pytest.raises(ValueError, match="Make one with `causal=True`"):
         other = built("latents")
         other(arguments(other)[0], cache=cache)

@@ -1,5 +1,6 @@
 """Checks of the arguments of `MixedAttention`."""
 
+import contextlib
 import warnings
 
 import keras
@@ -7,7 +8,9 @@ from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support.backends import IS_TORCH
+from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.segments import check_integers
 from routing_tf.layers.support.serialization import deserialize
 
 #: Arguments of Keras's attention that have another name or no meaning here.
@@ -60,6 +63,27 @@ def check_axes(name, x):
             f"`{name}` must be (batch, length, dim) or (batch, height, width, dim), "
             f"with at least one position. Received: {received}"
         )
+
+
+@contextlib.contextmanager
+def symbolic_sizes(layer, *sequences):
+    """Refuses unknown sizes, as `export` has them on JAX, where heads compare them."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:
+        shapes = [tuple(x.shape) for x in sequences if x is not None]
+        if all(is_known(*(n or 1 for n in shape)) for shape in shapes):
+            raise
+        groups = {type(group).__qualname__ for group in layer.head_groups}
+        raise ValueError(
+            "On JAX, `export` needs known sizes for these heads, which compare them. "
+            f"Received: {', '.join(sorted(groups))} in {layer.name!r} with the shapes "
+            f"{', '.join(map(str, shapes))}. Make the model with a known length, such "
+            "as `keras.Input((128, dim))`, pass `input_signature=` of known sizes to "
+            "`export`, or export it on the TensorFlow backend"
+        ) from error
 
 
 def check_by_position(key, others):
@@ -318,15 +342,7 @@ def check_segment_ids(segment_ids, is_cross_attention, num_axes):
             "out"
         )
     for ids in pair if is_pair else pair[:1]:
-        received = f"a {type(ids).__name__}"
-        if hasattr(ids, "dtype"):
-            received = f"dtype={keras.backend.standardize_dtype(ids.dtype)}"
-        if "dtype=int" not in received and "dtype=uint" not in received:
-            raise ValueError(
-                "`segment_ids` must be tensors of integers, the same for all tokens of "
-                f"a document. Received: {received}. Pass "
-                '`keras.ops.cast(segment_ids, "int32")`'
-            )
+        check_integers(ids)
     return pair
 
 

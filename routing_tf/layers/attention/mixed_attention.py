@@ -14,6 +14,7 @@ from routing_tf.layers.attention.rematerialization import train_and_forget
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.not_cast import NotCast
+from routing_tf.layers.support.segments import check_fit
 from routing_tf.layers.support.stated_gradients import are_stated
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_choice
@@ -100,11 +101,13 @@ class MixedAttention(Projections):
             `value` and what belongs to it is not read again.
         cache_index: position of the first token of `query`, which is the number of
             tokens that the cache was fed: an integer or a scalar tensor; None (the
-            default) for 0. A call takes any number of tokens, as `[batch, length, dim]`
-            (on two axes of positions: in the blocked order), and each token is fed
-            once; outputs are those of one pass. The integer 0 starts the cache anew, on
-            two axes with all positions. Padding is not remembered: where it is the end
-            of all rows, the next call may begin in its place.
+            default) for 0. Another number is refused; where it or the cache is traced,
+            as in a compiled function, it gives wrong outputs. A call takes any number
+            of tokens, as `[batch, length, dim]` (on two axes of positions: in the
+            blocked order), and each token is fed once; outputs are those of one pass.
+            The integer 0 starts the cache anew, on two axes with all positions. Padding
+            is not remembered: where it is the end of all rows, the next call may begin
+            in its place.
         attention_mask: `<bool>[batch, 1, memory length]`, the same as `value_mask`, as
             calls of `keras.layers.MultiHeadAttention` have it for padding, with two
             axes of length 1, too, or none (unless the batch is as large as the query is
@@ -156,7 +159,8 @@ class MixedAttention(Projections):
             training, with attention scores, for attention to another sequence without
             its memory, for another number of sequences, without room for the tokens, or
             in a Functional model,
-            or `cache_index` is negative or no integer;
+            or `cache_index` is negative, no integer, or not the number of tokens that
+            the cache was fed;
             or if `segment_ids` are no integers, have no entry for each position, come
             with positions on two axes or a cache of another sequence, or heads cannot
             have them.
@@ -259,8 +263,8 @@ class MixedAttention(Projections):
             max_length: number of tokens a sequence may have; for positions on two axes,
                 a tuple of their lengths. Heads whose cache does not grow with it can go
                 beyond it. For all others, a `cache_index` beyond it (rounded up to
-                whole blocks by some) is refused if it is an integer, and gives wrong
-                outputs if it is a tensor.
+                whole blocks by some) is refused, and gives wrong outputs if it is
+                traced.
             value: `<float>[batch, memory length, memory dim]`, the other sequence, to
                 which at most `max_length` queries attend; its keys and values are then
                 computed only once. None (the default) for self-attention.
@@ -349,6 +353,7 @@ class MixedAttention(Projections):
             arguments.check_by_position(key, others)
         if "key_mask" in kwargs:
             arguments.refuse_key_mask(kwargs.pop("key_mask"))
+        check_fit(kwargs.get("segment_ids"))
         # Before Keras builds the layer from their shapes.
         arguments.check_axes("query", query)
         if value is not None:
@@ -364,7 +369,9 @@ class MixedAttention(Projections):
                 arguments.warn_of_copy(self, query.shape)
             # Keras converts each argument on its own: the same tensor becomes two.
             value = arguments.other_sequence(query, value, self_attention)
-        return super().__call__(query, value, **NotCast.wrap(kwargs, (query, value)))
+        kwargs = NotCast.wrap(kwargs, (query, value))
+        with arguments.symbolic_sizes(self, query, value):
+            return super().__call__(query, value, **kwargs)
 
     def call(
         self,

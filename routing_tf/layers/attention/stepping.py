@@ -6,7 +6,9 @@ import keras
 from keras import ops
 
 from routing_tf.layers.attention import arguments
+from routing_tf.layers.caches import next_token
 from routing_tf.layers.caches.rows import last_token
+from routing_tf.layers.support.backends import longest_integer
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.positions import Positions
@@ -29,7 +31,7 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
     length, groups = positions.length, attention.head_groups
     if value is None:
         caches = [group.make_cache(batch_size, length, positions) for group in groups]
-        return {"tokens": caches, "segment": _no_segment(batch_size)}
+        return _empty({"tokens": caches}, batch_size)
     if not attention.built:
         raise ValueError(
             "The layer must be built before `value` is put into a cache. Received: "
@@ -48,7 +50,7 @@ def make_cache(attention, batch_size, max_length, value, value_mask, token_bias)
         group.make_memory(own, length)
         for group, own in zip(groups, inputs, strict=True)
     ]
-    return {"memory": caches}
+    return _empty({"memory": caches}, ops.shape(value)[0])
 
 
 def call_with_cache(attention, query, masks, cache):
@@ -59,8 +61,9 @@ def call_with_cache(attention, query, masks, cache):
     first token, an integer or a tensor, None for 0. A cache is a dict with a list of
     the caches of the head groups, `"tokens"` in self-attention, else `"memory"`. In
     self-attention it also has the `"segment"` of the newest token: its id, and the
-    position at which it starts, and the one behind its end. Returns the output, and the
-    cache with the tokens of `query`.
+    position at which it starts, and the one behind its end. `"next"` says where the
+    next token may stand, see `next_token`. Returns the output, and the cache with the
+    tokens of `query`.
     """
     cache, index = cache.cache, cache.cache_index
     index = checked_index(index)
@@ -82,6 +85,9 @@ def call_with_cache(attention, query, masks, cache):
         )
     if query.shape[1] is None:
         static_length("query", query)
+    if isinstance(index, int) and not starts:
+        # On two axes, the places that pad blocks may be left out.
+        next_token.check(cache["next"], index, not attention.fits_blocks(1))
     index = ops.cast(index, "int32")
     if query.shape[1] > 1 and masks["segment_ids"] is not None:
         return _one_by_one(attention, query, masks, cache, index)
@@ -138,11 +144,11 @@ def _restarted(attention, cache):
     groups = attention.head_groups
     if "memory" in cache:
         caches = zip(groups, cache["memory"], strict=True)
-        return {"memory": [group.restart_memory(own) for group, own in caches]}
+        caches = [group.restart_memory(own) for group, own in caches]
+        return _empty({"memory": caches}, ops.shape(cache["next"]["least"])[0])
     caches = zip(groups, cache["tokens"], strict=True)
     caches = [group.restart_cache(own) for group, own in caches]
-    batch_size = ops.shape(cache["segment"]["id"])[0]
-    return {"tokens": caches, "segment": _no_segment(batch_size)}
+    return _empty({"tokens": caches}, ops.shape(cache["next"]["least"])[0])
 
 
 def _start(attention, query, masks, cache):
@@ -169,7 +175,13 @@ def _start(attention, query, masks, cache):
     if masks["segment_ids"] is not None:
         segment = _segment_behind(inputs[0].segments, masks["segment_ids"], ends)
     output = attention.combined(attention.joined(positions, outputs), query)
-    return positions.unflatten(output), {"tokens": list(caches), "segment": segment}
+    mask = masks["query_mask"] if masks["value_mask"] is None else masks["value_mask"]
+    mask = positions.sequence("value_mask", mask, query.shape[0], fill=True)
+    length = positions.length if len(positions.lengths) > 1 else query.shape[1]
+    mask = mask if mask is None else mask[:, :length]
+    known = next_token.after(cache["next"], 0, length, mask)
+    cache = {"tokens": list(caches), "segment": segment, "next": known}
+    return positions.unflatten(output), cache
 
 
 def _one_by_one(attention, query, masks, cache, index):
@@ -222,7 +234,11 @@ def _step(attention, query, masks, cache, index):
     ]
     outputs, caches = zip(*steps, strict=True)
     output = attention.combined(attention.joined(positions, outputs), query)
-    return output, {**cache, kind: list(caches)}
+    mask = masks.get("query_mask")
+    if kind == "tokens" and masks.get("value_mask") is not None:
+        mask = masks["value_mask"]
+    known = next_token.after(cache["next"], index, query.shape[1], mask)
+    return output, {**cache, kind: list(caches), "next": known}
 
 
 def in_pieces(group, kind, cache, inputs, index):
@@ -250,10 +266,18 @@ def in_pieces(group, kind, cache, inputs, index):
     return outputs, cache
 
 
+def _empty(caches, batch_size):
+    """Returns a cache of no tokens or queries, given those of the head groups."""
+    cache = {**caches, "next": next_token.first(batch_size)}
+    if "tokens" in caches:
+        cache["segment"] = _no_segment(batch_size)
+    return cache
+
+
 def _no_segment(batch_size):
     """Returns the segment of an empty cache."""
     return {
-        "id": ops.full((batch_size,), NO_ID, dtype="int32"),
+        "id": ops.full((batch_size,), NO_ID, dtype=longest_integer()),
         "start": ops.zeros((batch_size,), "int32"),
         "end": ops.zeros((batch_size,), "int32"),
     }
@@ -270,7 +294,8 @@ def _with_masks_of_ids(query, masks):
     query_mask, value_mask = arguments.masks_of_ids((ids, None), *given)
     return {
         **masks,
-        "segment_ids": ids,
+        # A later call may have another type.
+        "segment_ids": ops.cast(ids, longest_integer()),
         "query_mask": query_mask,
         "value_mask": value_mask,
     }
@@ -302,7 +327,7 @@ def _segment_behind(segments, segment_ids, ends):
     """Returns the segment of the last token of a sequence, in the form of a cache."""
     length = segment_ids.shape[1]
     starts = segments.query_starts[:, 0, length - 1]
-    ids = ops.cast(segment_ids, "int32")[:, -1]
+    ids = segment_ids[:, -1]
     ids, ends = (ops.broadcast_to(x, ops.shape(starts)) for x in (ids, ends))
     return {"id": ids, "start": starts, "end": ends}
 
@@ -313,7 +338,7 @@ def _in_segment(attention, masks, cache, index):
     Returns the cache and the token's `Segments`.
     """
     segment = cache["segment"]
-    ids, is_padding = ops.cast(masks["segment_ids"], "int32"), _is_no_segment(masks)
+    ids, is_padding = masks["segment_ids"], _is_no_segment(masks)
     ids, is_padding = (
         ops.broadcast_to(x[:, 0], ops.shape(segment["id"])) for x in (ids, is_padding)
     )
@@ -338,7 +363,8 @@ def _in_segment(attention, masks, cache, index):
         keras.tree.map_structure(chosen, group.restart_cache(own), own)
         for group, own in groups
     ]
-    cache = {"tokens": caches, "segment": {"id": ids, "start": start, "end": end}}
+    segment = {"id": ids, "start": start, "end": end}
+    cache = {**cache, "tokens": caches, "segment": segment}
     numbers = ops.zeros_like(ids)[:, None, None]
     starts = (start - index)[:, None, None]
     return cache, Segments(numbers, numbers, starts, starts)

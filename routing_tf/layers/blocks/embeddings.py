@@ -14,6 +14,7 @@ from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.segments import Segments
+from routing_tf.layers.support.segments import check_fit
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
@@ -67,7 +68,8 @@ class TokenEmbedding(ConfiguredLayer):
         scale=False,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        # Ids that come as floats would be cast to half precision.
+        super().__init__(autocast=False, **kwargs)
         self.vocabulary_size = check_positive_integer(
             "vocabulary_size", vocabulary_size
         )
@@ -86,17 +88,32 @@ class TokenEmbedding(ConfiguredLayer):
         )
 
     def call(self, token_ids):
-        embedded = dense_take(self.embeddings, ops.cast(token_ids, "int32"))
+        table = ops.cast(self.embeddings, self.compute_dtype)
+        embedded = dense_take(table, ops.cast(token_ids, "int32"))
         if self.scale:
             embedded = embedded * self.embedding_dim**0.5
-        return ops.cast(embedded, self.compute_dtype)
+        return embedded
 
     def compute_output_shape(self, token_ids_shape):
         return (*token_ids_shape, self.embedding_dim)
 
 
+class _Places(ConfiguredLayer):
+    """A layer that adds something to each position."""
+
+    def __call__(self, inputs, offset=None, segment_ids=None, **kwargs):
+        check_fit(segment_ids)
+        if keras.backend.is_float_dtype(getattr(offset, "dtype", "int32")):
+            # Keras would cast it to half precision.
+            offset = ops.cast(offset, "int32")
+        given = {"offset": offset, "segment_ids": segment_ids}
+        # None would hide what an outer call says.
+        given = {name: x for name, x in given.items() if x is not None}
+        return super().__call__(inputs, **given, **kwargs)
+
+
 @keras.saving.register_keras_serializable("routing_tf")
-class TimingSignal(ConfiguredLayer):
+class TimingSignal(_Places):
     """Adds sines and cosines of the position to a sequence.
 
     Frequencies form a geometric series. Sines fill the first half of the channels and
@@ -186,7 +203,7 @@ class TimingSignal(ConfiguredLayer):
 
 
 @keras.saving.register_keras_serializable("routing_tf")
-class GridEmbedding(ConfiguredLayer):
+class GridEmbedding(_Places):
     """Adds to each position the learned vectors of its coordinates on a grid.
 
     The sequence lies on the grid row by row. Each axis has one table of vectors, and
@@ -332,7 +349,7 @@ class TokenDropout(ConfiguredLayer):
     """
 
     def __init__(self, rate, seed=None, **kwargs):
-        super().__init__(**kwargs)
+        super().__init__(autocast=False, **kwargs)
         check_rate("rate", rate)
         self.supports_masking = True
         self.rate = rate

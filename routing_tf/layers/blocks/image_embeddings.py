@@ -82,7 +82,8 @@ class SubpixelEmbedding(ConfiguredLayer):
         position_initializer=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        # Values that come as floats would be cast to half precision.
+        super().__init__(autocast=False, **kwargs)
         self.vocabulary_size = check_positive_integer(
             "vocabulary_size", vocabulary_size
         )

@@ -12,6 +12,7 @@ from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.keras_internals import mask_of
 from routing_tf.layers.support.not_cast import NotCast
+from routing_tf.layers.support.segments import check_fit
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
@@ -256,6 +257,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         return cache
 
     def __call__(self, *args, **kwargs):
+        check_fit([kwargs.get(x) for x in ("segment_ids", "memory_segment_ids")])
         return super().__call__(*args, **NotCast.wrap(kwargs, args))
 
     def call(

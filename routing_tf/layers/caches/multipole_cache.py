@@ -14,6 +14,7 @@ from keras import ops
 
 from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.caches import rows
+from routing_tf.layers.caches import whole_clusters
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.cluster_reads import Members
 from routing_tf.layers.routing.far_field import Table
@@ -26,7 +27,8 @@ from routing_tf.layers.support.products import product
 
 #: Names of the sums over all pairs that stopped being recent, by cluster.
 SUMS = ("key_sums", "value_sums", "bias_sums")
-CLUSTERS = ("rows", "counts", *SUMS)
+# What changes where pairs are flushed.
+FLUSHED = ("counts", *SUMS)
 
 
 def make(group, batch_size, max_length):
@@ -36,17 +38,18 @@ def make(group, batch_size, max_length):
     shape = (batch_size, heads)
     size = rows.row_size(group)
     num_recent = max(group.num_recent + group.flushed_block - 1, 1)
-    window = group.attention_window // group.clusters_per_query
-    if group.keeps_all:
-        window = max_length
     cache = {
         "start": ops.full((batch_size,), -1, dtype="int32"),
         "end": ops.zeros((batch_size,), "int32"),
         "recent": ops.zeros((*shape, num_recent, size + (num_keys - 1) * dim), dtype),
         "recent_clusters": ops.zeros((*shape, num_recent), "int32"),
-        "rows": ops.zeros((*shape, group.num_clusters, window, size), dtype),
         "counts": ops.zeros((*shape, group.num_clusters), "int32"),
     }
+    if group.keeps_all:
+        cache |= whole_clusters.make(group, shape, max_length)
+    else:
+        window = group.num_clusters, group.cluster_window
+        cache["rows"] = rows.empty_rows(group, *shape, *window)
     sizes = (dim, group.value_dim, 1)
     for name, number in zip(SUMS, sizes):
         sums = (*shape, group.num_clusters, number)
@@ -120,16 +123,26 @@ def absorbed(group, cache, index, pairs, offered, real):
         places < _border(group, start, end)[:, None, None],
     )
     flushed = ops.logical_and(flushed, x[..., -1] > 0)
-    parts = {name: cache[name] for name in CLUSTERS}
-    if number == 1:
-        # Most tokens flush nothing.
-        parts = ops.cond(
-            ops.any(flushed),
-            lambda: flush(group, parts, x, clusters, flushed),
-            lambda: parts,
-        )
-    else:
-        parts = flush(group, parts, x, clusters, flushed)
+    names = ("rows", *FLUSHED)
+    if group.keeps_all:
+        far = far_rows(group, new, pairs.clusters)
+        cache = {**cache, **whole_clusters.written(cache, index, far, pairs.clusters)}
+        names = ("rows", "token_clusters", *whole_clusters.ORDER, *FLUSHED)
+    parts = {name: cache[name] for name in names}
+
+    def flush_them():
+        found = flush(group, parts, x, clusters, flushed)
+        if not group.keeps_all:
+            return found
+        is_in = _is_flushed(group, cache, start, end)
+        return {**found, **whole_clusters.ordered(group, parts, is_in)}
+
+    # Most tokens flush nothing.
+    parts = (
+        ops.cond(ops.any(flushed), flush_them, lambda: parts)
+        if number == 1
+        else flush_them()
+    )
     recent = _recent(cache, index, x, clusters, end)
     if group.num_sinks:
         recent["first"] = _first(cache, index, new, start)
@@ -176,10 +189,28 @@ def flush(group, parts, x, clusters, flushed):
         name: parts[name] + product(joins, x, transpose_x=True)
         for name, x in zip(SUMS, pairs.parts())
     }
-    new = rows.make_rows(pairs.far_key, pairs.value, None, pairs.bias)
+    if group.keeps_all:
+        counts = ops.cast(ops.sum(joins, axis=2), "int32") + parts["counts"]
+        return {**parts, **sums, "counts": counts}
     rest = {name: parts[name] for name in ("rows", "counts")}
     clusters, flushed = clusters[..., None], flushed[..., None]
+    new = far_rows(group, x, clusters)
     return {**rings.joined(rest, clusters, flushed, rows=new), **sums}
+
+
+def far_rows(group, x, clusters):
+    """From rows as `rows_of` returns them to those of pairs as seen from far."""
+    pairs = pairs_of(group, x, clusters)
+    return rows.make_rows(pairs.far_key, pairs.value, pairs.places >= 0, pairs.bias)
+
+
+def _is_flushed(group, cache, start, end):
+    """Returns which places of `whole_clusters` are flushed, `<bool>[B, G, X]`."""
+    places = numbers(cache["rows"].shape[2]) - start[:, None]
+    is_in = ops.logical_and(
+        places >= group.num_sinks, places < _border(group, start, end)[:, None]
+    )
+    return ops.logical_and(is_in[:, None], cache["rows"][..., -1] > 0)
 
 
 def table(cache):
@@ -238,7 +269,6 @@ class Front:
         table: the `Table` of all pairs that the cache has flushed.
         starts: `<int32>[B, 1, 1]`, positions at which documents start.
         length: number of places that the pairs before those of a call take.
-        window: number of pairs of each cluster that the cache holds.
     """
 
     def __init__(self, group, cache, after):
@@ -246,7 +276,6 @@ class Front:
         self.table = table(cache)
         self.starts = after["start"][:, None, None]
         self.length = cache["recent"].shape[2] + group.num_sinks
-        self.window = cache["rows"].shape[3]
 
     def before(self, pairs, size):
         """Returns `Pairs` of the cache, in `size` places, and after them those given.
@@ -298,6 +327,9 @@ class Front:
     def with_members(self, members, choice):
         """Returns `Members` that start with those of the cache, and ends among them."""
         group, counts = self._group, self._cache["counts"]
+        if group.keeps_all:
+            x, clusters = self._cache["rows"], self._cache["clusters"]
+            return self._before_members(x, clusters, members), choice.counts
         window = self._cache["rows"].shape[3]
         order = (counts[..., None] + numbers(window)) % max(window, 1)
         batch, heads, number, _ = ops.shape(order)
@@ -307,16 +339,21 @@ class Front:
         clusters = ops.where(is_there, numbers(number)[:, None], number)
         x = ops.reshape(self._cache["rows"], (*flat, self._cache["rows"].shape[-1]))
         x = gathering.gather(x, ops.reshape(place, flat))
-        key, value, bias, _ = rows.split_rows(group, x)
-        key, value, bias = (ops.cast(x, "float32") for x in (key, value, bias))
-        old = Members(ops.reshape(clusters, flat), key, value, bias)
-        found = [
-            ops.concatenate([getattr(x, field.name) for x in (old, members)], axis=2)
-            for field in dataclasses.fields(Members)
-        ]
+        members = self._before_members(x, ops.reshape(clusters, flat), members)
         gone = counts - ops.minimum(counts, window)
         ends = choice.counts - choice.of_chosen(gone[:, :, None, None])
-        return Members(*found), ends
+        return members, ends
+
+    def _before_members(self, x, clusters, members):
+        key, value, bias, _ = rows.split_rows(self._group, x)
+        key, value, bias = (ops.cast(x, "float32") for x in (key, value, bias))
+        old = Members(clusters, key, value, bias)
+        return Members(
+            *(
+                ops.concatenate([getattr(x, field.name) for x in (old, members)], 2)
+                for field in dataclasses.fields(Members)
+            )
+        )
 
 
 def of_memory(group, pairs, starts):
@@ -327,10 +364,16 @@ def of_memory(group, pairs, starts):
         pairs: its `Pairs`.
         starts: `<int32>`, broadcastable to `[B, 1, 1]`, positions of the first ones.
     """
-    empty = make(group, ops.shape(pairs.key)[0], length_of(pairs.key, 2))
-    parts = {name: empty[name] for name in CLUSTERS}
+    cache = make(group, ops.shape(pairs.key)[0], length_of(pairs.key, 2))
     is_far = pairs.far_clusters(group) < group.num_clusters
     x = rows_of(group, pairs, pairs.places >= 0)
+    if group.keeps_all:
+        far = far_rows(group, x, pairs.clusters)
+        cache |= whole_clusters.written(cache, 0, far, pairs.clusters)
+        cache |= whole_clusters.ordered(group, cache, is_far)
+    cache = flush(group, cache, x, pairs.clusters, is_far)
     first = pairs.first(starts, group.num_sinks)
     first = rows_of(group, first, first.places >= 0)
-    return {**flush(group, parts, x, pairs.clusters, is_far), "first": first}
+    unused = ("start", "end", "recent", "recent_clusters", "pending")
+    kept = {name: x for name, x in cache.items() if name not in unused}
+    return {**kept, "first": first}

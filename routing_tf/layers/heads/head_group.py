@@ -182,9 +182,9 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         self.dropout_seed = dropout_seed
         if entmax_alpha is not None and not self.has_one_softmax:
             raise ValueError(
-                f"`entmax_alpha` must be None for {type(self).__name__}, because these "
-                "heads have no single softmax over the keys of a query. Received: "
-                f"entmax_alpha={entmax_alpha!r}"
+                f"`entmax_alpha` must be None for {type(self).__qualname__}, because "
+                "these heads have no single softmax over the keys of a query. "
+                f"Received: entmax_alpha={entmax_alpha!r}"
             )
         check_flag("rotary_positions", rotary_positions)
         self.rotary = check_rotary(rotary)

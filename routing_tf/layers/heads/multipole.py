@@ -29,7 +29,6 @@ from routing_tf.layers.support import key_shift as shift
 from routing_tf.layers.support.key_shift import read_next_values
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import without_padding
@@ -83,9 +82,9 @@ class MultipoleHeads(ClusteredHeads):
             `num_clusters` and `attention_window`. Defaults to 4.
         num_recent: number of recent pairs that are always seen. Defaults to 128.
         num_sinks: number of first pairs that are always seen. Defaults to 4.
-        block_length: number of pairs that stop being near at once, at most
-            `num_recent`, and 1 if that is 0; longer blocks are faster. None (the
-            default) for 64, or `num_recent` if that is less.
+        block_length: number of pairs that stop being near at once, at most `num_recent`
+            unless that is 0; blocks of 16 or more are faster. None (the default) for
+            64, or `num_recent` if that is less, or 1 if that is 0.
         summaries: whether pairs that are not read are seen through means (the default),
             or dropped.
         keeps_all: whether chosen clusters are read whole, whatever `attention_window`
@@ -185,11 +184,9 @@ class MultipoleHeads(ClusteredHeads):
                 f"num_clusters={self.num_clusters} and "
                 f"attention_window={self.attention_window}"
             )
-        if self.block_length is not None and self.block_length > max(
-            self.num_recent, 1
-        ):
+        if self.num_recent and (self.block_length or 0) > self.num_recent:
             raise ValueError(
-                "`block_length` must be at most `num_recent`, or 1 if that is 0. "
+                "`block_length` must be at most `num_recent`, unless that is 0. "
                 f"Received: block_length={self.block_length} with "
                 f"num_recent={self.num_recent}"
             )
@@ -198,6 +195,11 @@ class MultipoleHeads(ClusteredHeads):
                 "`far_distance` must be None without `rotary_positions` or `rotary`: "
                 "logits do not depend on distances then. Received: "
                 f"far_distance={self.far_distance}"
+            )
+        if self.keeps_all and self.dropout:
+            raise ValueError(
+                "`dropout` must be 0 with `keeps_all=True`: the weights of whole "
+                f"clusters are not kept. Received: dropout={self.dropout}"
             )
         if self.query_cluster != "query":
             raise ValueError(
@@ -234,11 +236,14 @@ class MultipoleHeads(ClusteredHeads):
         size = self.flushed_block
         return ops.maximum(places + 1 - self.num_recent, 0) // size * size
 
-    def window_of_clusters(self, length):
+    @property
+    def cluster_window(self):
         """Number of pairs that a query reads of each chosen cluster, at most."""
-        if self.keeps_all:
-            return length
-        return smaller(self.attention_window // self.clusters_per_query, length)
+        return self.attention_window // self.clusters_per_query
+
+    def num_read(self, counts):
+        """Returns how many of the pairs of chosen clusters are read, `<int32>`."""
+        return counts if self.keeps_all else ops.minimum(counts, self.cluster_window)
 
     def capped(self, logits):
         """Returns logits within the soft cap, if there is one."""
@@ -363,7 +368,7 @@ class MultipoleHeads(ClusteredHeads):
         return multipole_cache.restarted(cache)
 
     def max_positions(self, cache):
-        return cache["rows"].shape[3] if self.keeps_all else None
+        return cache["rows"].shape[2] if self.keeps_all else None
 
     def start(self, cache, inputs):
         queries, keys = self.compared(inputs)

@@ -1,5 +1,8 @@
 """How heads whose pattern is one of positions attend step by step."""
 
+import keras
+from keras import ops
+
 from routing_tf.layers.caches import recent_tokens
 from routing_tf.layers.caches import rows
 from routing_tf.layers.support.lengths import numbers
@@ -95,7 +98,9 @@ class Stepwise:
 
     def restart_cache(self, cache):
         """Returns a cache of steps as it was before the first token."""
-        return recent_tokens.restarted(cache)
+        if "positions" in cache:
+            return recent_tokens.restarted(cache)
+        return keras.tree.map_structure(ops.zeros_like, cache)
 
     def max_positions(self, cache):
         """Returns how many positions a cache has room for; None for any number."""

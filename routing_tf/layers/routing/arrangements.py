@@ -97,21 +97,25 @@ class ClusterReads:
         window: how many members a query sees at most.
 
     Attributes:
+        keys: `ClusterOrder` of the keys.
         order: `ClusterOrder` of the queries.
+        last: `<int32>[B, H, N]`, the last chunk of keys that each chunk of queries
+            reads.
     """
 
     def __init__(self, clusters, num_clusters, read, ends, asks, window):
         size = chunk_size_for(window)
-        self._keys = ClusterOrder(clusters, num_clusters, size)
+        self.keys = ClusterOrder(clusters, num_clusters, size)
         last = ops.maximum(ends - 1, 0) // size
-        last = entries_at(self._keys.first_chunk, read) + last
-        num_chunks = self._keys.num_chunks
+        last = entries_at(self.keys.first_chunk, read) + last
+        num_chunks = self.keys.num_chunks
         last = ops.minimum(last, num_chunks - 1)
         if asks is not None:
             last = ops.where(asks, last, num_chunks)
             num_chunks += 1
         self.order = ClusterOrder(last, num_chunks, size)
-        last = ops.minimum(self.order.cluster_of_chunk, self._keys.num_chunks - 1)
+        last = ops.minimum(self.order.cluster_of_chunk, self.keys.num_chunks - 1)
+        self.last = last
         num_back = -(-(window - 1) // size)
         self._back = num_back - numbers(num_back + 1)
         # The last of them holds the ends of the ranges.
@@ -119,16 +123,16 @@ class ClusterReads:
 
     def read(self, x):
         """From entries of keys, `[B, H, L, D]`, to what chunks read."""
-        return self._of_chunks(self._keys.arrange(x))
+        return self._of_chunks(self.keys.arrange(x))
 
     def ranks(self):
         """Ranks of keys in the cluster of the last one, `<int32>[B, H, N, 1, S]`.
 
         They are negative for chunks of earlier clusters.
         """
-        size = self._keys.chunk_size
+        size = self.keys.chunk_size
         last = ops.maximum(self._chunks[..., -1], 0)
-        chunk = entries_at(self._keys.rank_of_chunk, last)[..., None] - self._back
+        chunk = entries_at(self.keys.rank_of_chunk, last)[..., None] - self._back
         ranks = chunk[..., None] * size + numbers(size)
         batch, heads, num_chunks, rows, _ = ops.shape(ranks)
         return ops.reshape(ranks, (batch, heads, num_chunks, 1, rows * size))
@@ -216,7 +220,7 @@ class OfQueries(ClusterReads):
         """Returns a mask or bias of positions, `[B, H, N, 1, S]`; or None."""
         if x is None:
             return None
-        entries = gathering.gather_entries(x, self._keys.tokens, self._length)
+        entries = gathering.gather_entries(x, self.keys.tokens, self._length)
         return ops.swapaxes(self._of_chunks(entries[..., None]), -1, -2)
 
     def _visible(self):

@@ -12,6 +12,7 @@ from keras import ops
 
 from routing_tf.layers.routing.arrangements import ClusterReads
 from routing_tf.layers.routing.far_field import HIDDEN
+from routing_tf.layers.routing.whole_reads import attend_to_clusters
 from routing_tf.layers.support import extremes
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.products import product
@@ -130,6 +131,44 @@ class SortedReads(_Reads):
         """From `[B, G, M, C, D]` to `[B, G, N, R, D]`."""
         x = self._found.order.restore(x)
         return ops.sum(ops.reshape(x, (*self._shape, length_of(x, -1))), axis=-2)
+
+
+class WholeReads:
+    """Reads of all pairs of the chosen clusters, of which nothing stays unread.
+
+    Args:
+        numbers: as in `_Reads`.
+        output: `<float32>[B, G, N, R, P, D]`, what attention to each cluster returns.
+        largest: `<float32>[B, G, N, R, P]`, the logarithms of its sums of exponentials.
+    """
+
+    #: Means of unread pairs, of which there are none, need no sums.
+    sums = biases = 0.0
+
+    def __init__(self, numbers, output, largest):
+        self.numbers, self._output, self.largest = numbers, output, largest
+
+    @classmethod
+    def of_members(cls, group, query, members, choice, ends, numbers):
+        """Returns the reads of many queries, see `SortedReads`."""
+        batch, heads, blocks, rows, number = shape = ops.shape(numbers)
+        flat = (batch, heads, blocks * rows * number)
+        query = query[..., None, :] + ops.zeros((number, 1), query.dtype)
+        query = ops.reshape(query, (*flat, query.shape[-1]))
+        reads = (ops.reshape(x, flat) for x in (choice.clusters, ends, numbers))
+        output, largest = attend_to_clusters(group, query, members, *reads)
+        output = ops.reshape(output, (*shape, ops.shape(output)[-1]))
+        return cls(numbers, output, ops.reshape(largest, shape))
+
+    def weights(self, largest):
+        """Returns the sums of exponentials of logits less `largest`."""
+        return ops.exp(self.largest - largest)
+
+    def totals(self, weights):
+        return weights
+
+    def output(self, weights, shares):
+        return ops.sum(weights[..., None] * self._output, axis=-2)
 
 
 class ReadsOfTwo:

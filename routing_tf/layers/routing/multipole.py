@@ -12,10 +12,12 @@ from keras import ops
 
 from routing_tf.layers.caches import multipole_cache
 from routing_tf.layers.caches import rows
+from routing_tf.layers.caches import whole_clusters
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.cluster_reads import GatheredReads
 from routing_tf.layers.routing.cluster_reads import ReadsOfTwo
 from routing_tf.layers.routing.cluster_reads import SortedReads
+from routing_tf.layers.routing.cluster_reads import WholeReads
 from routing_tf.layers.routing.far_field import HIDDEN
 from routing_tf.layers.routing.far_field import Near
 from routing_tf.layers.routing.far_field import OneSoftmax
@@ -31,6 +33,7 @@ from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.segments import next_positions
 
@@ -165,17 +168,14 @@ class MultipolePass:
         return dataclasses.replace(table, is_own=is_own)
 
     def _reads(self, far, choice):
-        """Returns the `SortedReads` of all queries."""
+        """Returns how all queries read the clusters of a `Choice`."""
         members, ends = self._pairs.members(self._clusters), choice.counts
         if self._pairs.segments is not None:
             borders = self._group.borders(self._queries.places)
             ends = self._num_members(choice, borders + self._queries.starts)
-        window = self._group.window_of_clusters(length_of(members.key, 2))
         if self._front is not None:
-            window = self._front.window
             members, ends = self._front.with_members(members, choice)
-        num_read = ops.minimum(choice.counts, window)
-        return SortedReads(self._group, far, members, choice, ends, num_read, window)
+        return sorted_reads(self._group, far, members, choice, ends)
 
     def _num_members(self, choice, positions):
         """Counts the pairs, of any document, that clusters have before positions.
@@ -280,17 +280,11 @@ class TwoSidedPass(MultipolePass):
                 ops.maximum(own - near, starts),
             )
         )
-        members = self._pairs.members(self._clusters)
-        window = self._group.window_of_clusters(length_of(members.key, 2))
-        number = ops.minimum(choice.counts, window)
+        group, members = self._group, self._pairs.members(self._clusters)
+        number = group.num_read(choice.counts)
         num_later = ops.minimum(number, last - later)
-        group = self._group
-        return ReadsOfTwo(
-            SortedReads(group, far, members, choice, last, num_later, window),
-            SortedReads(
-                group, far, members, choice, earlier, number - num_later, window
-            ),
-        )
+        reads = functools.partial(sorted_reads, group, far, members, choice)
+        return ReadsOfTwo(reads(last, num_later), reads(earlier, number - num_later))
 
 
 def attend_to_memory(group, query, first, table, reads_of, training=None):
@@ -350,22 +344,41 @@ def attend_next(group, cache, index, query, far):
     return key_heads.all_queries(output[:, :, 0])[:, :, None]
 
 
+def sorted_reads(group, far, members, choice, ends, number=None):
+    """Returns how many queries read the clusters of a `Choice`.
+
+    Args:
+        group: the `MultipoleHeads`.
+        far: `<float32>[B, G, N, R, D]`, queries as they see pairs from far.
+        members: `Members`.
+        choice: `Choice`.
+        ends: `<int32>[B, G, N, R, P]`, the rank after the last pair that is read.
+        number: the same, how many are read; None (the default) for as many as the
+            group reads.
+    """
+    number = group.num_read(choice.counts) if number is None else number
+    ends = ops.cast(ends, "int32")
+    if group.keeps_all:
+        return WholeReads.of_members(group, far, members, choice, ends, number)
+    window = smaller(group.cluster_window, length_of(members.key, 2))
+    return SortedReads(group, far, members, choice, ends, number, window)
+
+
 def reads_of_pairs(group, pairs, clusters, far, choice):
-    """Returns the `SortedReads` of queries that see all pairs in clusters from far."""
-    window = group.window_of_clusters(length_of(pairs.key, 2))
-    number = ops.minimum(choice.counts, window)
+    """Returns the reads of queries that see all pairs in clusters from far."""
     members = pairs.members(clusters)
-    return SortedReads(group, far, members, choice, choice.counts, number, window)
+    return sorted_reads(group, far, members, choice, choice.counts)
 
 
 def reads_of_cache(group, cache, far, choice):
-    """Returns the `GatheredReads` of queries that see all that a cache flushed."""
-    window = cache["rows"].shape[3]
+    """Returns the reads of a few queries that see all that a cache flushed."""
+    number = group.num_read(choice.counts)
+    if group.keeps_all:
+        return WholeReads(number, *whole_clusters.attend(group, cache, far, choice))
     x = gathering.gather_blocks(cache["rows"], choice.clusters[:, :, 0])
     key, value, bias, _ = rows.split_rows(group, ops.cast(x, "float32"))
     key, value, bias = (x[:, :, None] for x in (key, value, bias))
-    visible = rings.ranks(choice.counts, window) >= 0
-    number = ops.minimum(choice.counts, window)
+    visible = rings.ranks(choice.counts, cache["rows"].shape[3]) >= 0
     return GatheredReads(group, far, key, value, bias, visible, number)
 
 

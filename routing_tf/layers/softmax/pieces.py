@@ -30,7 +30,7 @@ def num_pieces(query, key, value, pairs):
     *leading, num_queries, _ = query.shape
     sizes = (*leading, num_queries, key.shape[-2])
     # Several devices share the sequences of a batch, which pieces would mix.
-    if None in sizes or math.prod(sizes) <= PIECE_SIZE:
+    if not is_known(*sizes) or math.prod(sizes) <= PIECE_SIZE:
         return 1
     if not is_on_one_cpu():
         return 1

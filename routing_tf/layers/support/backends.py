@@ -10,6 +10,22 @@ from keras import ops
 IS_TORCH = keras.backend.backend() == "torch"
 
 
+def longest_integer():
+    """Returns the dtype of the longest integers there are: JAX may have 32 bits."""
+    if keras.backend.backend() != "jax":
+        return "int64"
+    import jax
+
+    return str(jax.dtypes.canonicalize_dtype("int64"))
+
+
+def is_compiled_by_torch():
+    """Whether torch compiles or exports the function that runs now."""
+    import torch
+
+    return torch.compiler.is_compiling()
+
+
 def _top_k(x, k, sorted=True):
     # `ops.top_k` takes any of equal entries, not the first ones, in order.
     places = ops.argsort(-x, axis=-1)[..., :k]

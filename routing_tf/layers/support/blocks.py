@@ -84,15 +84,17 @@ def running_sum(x):
 def running_total(x, axis):
     """Returns the cumulative sum over an axis, in order, of rows that are long.
 
-    `ops.cumsum` takes three times as long on a CPU.
+    No later row has a part in it, not even in its rounding. `ops.cumsum` takes three
+    times as long on a CPU.
     """
     length = length_of(x, axis)
     blocks = break_into_blocks(x, RUNNING_SUM_BLOCK, axis)
-    parts = ops.unstack(blocks, axis=axis + 1)
+    parts = list(ops.unstack(blocks, axis=axis + 1))
     for i in range(1, len(parts)):
         parts[i] = parts[i - 1] + parts[i]
-    totals = parts[-1]
-    earlier = ops.cumsum(totals, axis=axis) - totals
+    before = [(int(i == axis), 0) for i in range(len(x.shape))]
+    earlier = ops.pad(ops.cumsum(parts[-1], axis=axis), before)
+    earlier = cut_axis(earlier, 0, length_of(blocks, axis), axis)
     inside = ops.stack(parts, axis=axis + 1) + ops.expand_dims(earlier, axis + 1)
     return put_back_blocks(inside, length, axis)
 

@@ -141,6 +141,25 @@ def disown(layer, losses):
         each._loss_ids -= ids
 
 
+class Checkpointed(keras.layers.Layer):
+    """A layer of which `tf.train.Checkpoint` saves all weights.
+
+    Keras shows TensorFlow the layers and weights that are attributes, but not those in
+    lists and dicts.
+    """
+
+    def _trackable_children(self, save_type="checkpoint", **kwargs):
+        children = super()._trackable_children(save_type, **kwargs)
+        if save_type != "checkpoint":
+            return children
+        shown = {id(child) for child in children.values()}
+        for kind, parts in (("layer", self._layers), ("weight", own_weights(self))):
+            for index, part in enumerate(parts):
+                if id(part) not in shown:
+                    children[f"{kind}-{index}"] = part
+        return children
+
+
 class OwnLosses(keras.layers.Layer):
     """A layer whose added losses belong only to its replica.
 

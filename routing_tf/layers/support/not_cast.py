@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from routing_tf.layers.support.validation import is_integer
+from routing_tf.layers.support.validation import known_index
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -37,7 +38,9 @@ class NotCast:
 
         `stateless_call` of Keras passes both on as they are.
         """
-        return cache if isinstance(cache, cls) or cache is None else cls(cache, index)
+        if isinstance(cache, cls) or cache is None:
+            return cache
+        return cls(cache, known_index(index))
 
 
 def refuse_symbolic(name, arguments):

@@ -11,8 +11,11 @@ Letters: B batch, L length, M memory length.
 import dataclasses
 from typing import Any
 
+import keras
+import numpy as np
 from keras import ops
 
+from routing_tf.layers.support.backends import longest_integer
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 
@@ -53,11 +56,10 @@ class Segments:
 
         Without `value_ids` queries see their own sequence.
         """
-        # Compared as they are: ids of 64 bits may differ in bits that int32 lacks.
+        query_ids, value_ids = comparable(query_ids, value_ids)
         starts = first_positions(changes(query_ids))
         if value_ids is None:
             return cls(*[starts[:, None]] * 4)
-        value_ids = ops.cast(value_ids, query_ids.dtype)
         value_starts = first_positions(changes(value_ids))
         numbers = _numbers_of_pair(query_ids, value_ids)
         return cls(*(x[:, None] for x in (*numbers, starts, value_starts)))
@@ -77,6 +79,72 @@ class Segments:
         """Tells which tokens are in the last segment, `<bool>[B, 1, L]`."""
         starts = self.query_starts
         return starts == starts[:, :, length_of(starts, 2) - 1 :]
+
+
+def check_integers(ids):
+    """Refuses ids of segments that are no tensor of integers."""
+    received = f"a {type(ids).__name__}"
+    if hasattr(ids, "dtype"):
+        received = f"dtype={keras.backend.standardize_dtype(ids.dtype)}"
+    if "dtype=int" not in received and "dtype=uint" not in received:
+        raise ValueError(
+            "`segment_ids` must be tensors of integers, the same for all tokens of a "
+            f"document. Received: {received}. Pass "
+            '`keras.ops.cast(segment_ids, "int32")`'
+        )
+
+
+def check_fit(segment_ids):
+    """Refuses ids in arrays whose last bits JAX would drop, before Keras converts them.
+
+    Args:
+        segment_ids: as in a call of `MixedAttention`, or any structure of them.
+    """
+    for ids in keras.tree.flatten(segment_ids):
+        if not isinstance(ids, np.ndarray) or ids.dtype.kind not in "iu":
+            continue
+        bits = 8 * min(ids.itemsize, np.dtype(longest_integer()).itemsize)
+        limits = np.iinfo(f"{'u' * (ids.dtype.kind == 'u')}int{bits}")
+        if ids.size and not limits.min <= ids.min() <= ids.max() <= limits.max:
+            raise ValueError(
+                f"`segment_ids` must be from {limits.min} to {limits.max}, because JAX "
+                f"computes with {bits} bits. Received: ids from {ids.min()} to "
+                f"{ids.max()}. Number the documents of each row from 1 on, or set "
+                '`jax.config.update("jax_enable_x64", True)`'
+            )
+
+
+def comparable(query_ids, value_ids=None):
+    """Returns ids with signs, of one type, that are equal where the given ones are.
+
+    Ids of 32 bits or less become int32 or, as all others, integers of 64 bits where
+    there are any.
+
+    Args:
+        query_ids: `<int>[B, L]`.
+        value_ids: `<int>[B, M]`, or None.
+    """
+    given = [query_ids] if value_ids is None else [query_ids, value_ids]
+    for ids in given:
+        check_integers(ids)
+    names = [keras.backend.standardize_dtype(ids.dtype) for ids in given]
+    sizes = [_num_bits(name) for name in names]
+    longest = longest_integer()
+    dtype = "int32" if max(sizes) <= 32 else longest
+    if len(set(names)) > 1 and max(sizes) > _num_bits(longest):
+        # Large ids without a sign would be equal to negative ones.
+        raise ValueError(
+            "`segment_ids` of query and value must fit into one type of integers. "
+            f"Received: {names[0]} and {names[1]}. Pass ids of the same type"
+        )
+    ids = [ops.cast(ids, dtype) for ids in given]
+    return ids if len(ids) > 1 else (*ids, None)
+
+
+def _num_bits(name):
+    """Returns how many bits a signed integer needs for those of a type."""
+    is_unsigned = name.startswith("u")
+    return int(name.removeprefix("u").removeprefix("int")) + is_unsigned
 
 
 def segment_mask(segments, of_queries, of_keys):
@@ -111,7 +179,7 @@ def offsets_behind(segment, segment_ids, index):
     Returns:
         `<int32>[B, L]`; 0 in segments that start after the cache.
     """
-    ids = ops.cast(segment_ids, "int32")
+    ids = ops.cast(segment_ids, segment["id"].dtype)
     starts = Segments.of_ids(ids).query_starts[:, 0]
     goes_on = ops.logical_and(ids[:, 0] == segment["id"], index <= segment["end"])
     goes_on = ops.logical_and(starts == 0, goes_on[:, None])

@@ -8,13 +8,14 @@ import re
 
 import keras
 
+from routing_tf.layers.support.keras_internals import Checkpointed
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.settings import Settings
 
 DTypePolicyMap = keras.dtype_policies.DTypePolicyMap
 
 
-class ConfiguredLayer(keras.layers.Layer):
+class ConfiguredLayer(Checkpointed):
     """A layer whose config contains the constructor arguments of it and its bases.
 
     Each is read from the attribute of the same name. The dtype also tells how Keras has

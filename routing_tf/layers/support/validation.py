@@ -5,10 +5,34 @@ import numbers
 
 import keras
 
+from routing_tf.layers.support.backends import IS_TORCH
+from routing_tf.layers.support.backends import is_compiled_by_torch
+
 
 def is_integer(value):
     """Whether a value is an integer of Python or NumPy, and not a boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def known_values(x):
+    """Returns the values of a tensor as a NumPy array; None while it is traced."""
+    if IS_TORCH and is_compiled_by_torch():
+        return None
+    try:
+        return keras.ops.convert_to_numpy(x)
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+        return None
+
+
+def known_index(index):
+    """Returns an index as an integer; as it is where it is traced, or no index."""
+    dtype = getattr(index, "dtype", None)
+    if dtype is None or isinstance(index, keras.KerasTensor):
+        return index
+    if tuple(index.shape) != () or not keras.backend.is_int_dtype(dtype):
+        return index
+    value = known_values(index)
+    return index if value is None else int(value)
 
 
 def check_positive_integer(name, value):

@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers.caches import next_token
 from routing_tf.layers.support.keras_internals import mask_of
 from routing_tf.layers.support.keras_internals import set_mask_of
 from routing_tf.layers.support.not_cast import NotCast
@@ -338,7 +339,8 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             [block.make_cache(*size) for block in self._blocks_of_round(index)]
             for index in range(self.num_cross_attentions)
         ]
-        return {"readings": readings, "blocks": blocks}
+        known = next_token.first(batch_size)
+        return {"readings": readings, "blocks": blocks, "next": known}
 
     def _check_causal(self):
         if not self.causal:
@@ -375,7 +377,9 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             after.append(caches)
         if real is not None:
             set_mask_of(latents, real)
-        return latents, {"readings": readings, "blocks": after}
+        start = 0 if starts else cache.cache_index
+        known = next_token.after(cache.cache["next"], start, inputs.shape[1], mask)
+        return latents, {"readings": readings, "blocks": after, "next": known}
 
     def _for_each(self, weight, inputs):
         """Returns a weight, once for each sequence of `inputs`."""

@@ -1,6 +1,7 @@
 """What a cache of a causal Perceiver has room for."""
 
 from routing_tf.layers.attention.stepping import checked_index
+from routing_tf.layers.caches import next_token
 
 
 def first_latent(perceiver, inputs, cache):
@@ -30,4 +31,6 @@ def first_latent(perceiver, inputs, cache):
             f"Received: cache_index={index} with {length} inputs, and a cache for "
             f"{max_length}. Make a cache with a larger `max_length`"
         )
+    if is_known:
+        next_token.check(cache.cache["next"], index)
     return first

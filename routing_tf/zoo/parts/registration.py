@@ -7,7 +7,7 @@ def registered_as(base):
     """Returns a decorator that registers a class, and names it as its base.
 
     Keras finds weights in a file by the class names of layers, and files of earlier
-    versions have those of the base.
+    versions have those of the base. Messages say its `__qualname__`, which stays.
     """
 
     def register(cls):

@@ -140,6 +140,7 @@ class CompressiveAttention(TransformerXLAttention):
                 self.dim,
                 self.compression_rate,
                 strides=self.compression_rate,
+                data_format="channels_last",
                 kernel_initializer=cloned(self.kernel_initializer),
                 name="compression",
                 dtype=self.dtype_policy,

@@ -111,7 +111,8 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
         side_attention=None,
         **kwargs,
     ):
-        super().__init__(**kwargs)
+        # Ids that come as floats would be cast to half precision.
+        super().__init__(autocast=False, **kwargs)
         self.vocabulary_size = vocabulary_size
         self.num_layers = check_positive_integer("num_layers", num_layers)
         self.num_heads = check_positive_integer("num_heads", num_heads)

@@ -7,6 +7,7 @@ import pytest
 from routing_tf import layers
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 
 BATCH, LENGTH, MEMORY, DIM, KEY_DIM = 2, 12, 8, 10, 6
 SELF, IMAGE = (BATCH, LENGTH, DIM), (5, 7)
@@ -389,3 +390,24 @@ def test_refuses_blocks_that_do_not_fit():
             built_attention(groups, **options)(*arrays)
     with pytest.raises(ValueError, match="Pass .batch, length, dim. for blocks"):
         built_attention([rectangles()])(keras.Input((10, DIM)))
+
+
+@helpers.only_on("jax")
+def test_exports_of_jax_need_known_lengths(tmp_path):
+    tf = pytest.importorskip("tensorflow")
+    layer = helpers.attention(kinds.CAUSAL["token_choice"](), kinds.CAUSAL["local"]())
+
+    def model(length):
+        x = keras.Input((length, 8))
+        return keras.Model(x, layer(x, use_causal_mask=True))
+
+    path = str(tmp_path / "model")
+    rule = r"needs known sizes .*LocalHeads, RoutedHeads in .*a, 8\). Make the model"
+    with pytest.raises(ValueError, match=rule):
+        model(None).export(path, verbose=False)
+    model(12).export(path, verbose=False)
+    x = helpers.normal(3, 12, 8)
+    loaded = tf.saved_model.load(path)
+    found = loaded.serve(x)
+    expected, _ = golden_cases.run(layer, x, use_causal_mask=True)
+    np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,11 +1,14 @@
 """Tests of token embeddings, positions and token dropout."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -74,3 +77,43 @@ def test_token_dropout_replaces_some_tokens_in_training():
     assert np.any(first != second)
     spec = layer(keras.Input((4,), dtype="int32"))
     assert (spec.shape, spec.dtype) == ((None, 4), "int32")
+
+
+PLACES = np.zeros((1, 3, 8), "float32")
+WHOLE = 2909  # not a number in half precision
+MADE_OF_INTEGERS = {
+    "token ids": (layers.TokenEmbedding, (3000, 4), {"scale": True}),
+    "dropped ids": (layers.TokenDropout, (0.5,), {}),
+    "sub-pixels": (layers.SubpixelEmbedding, (3000, 4), {}),
+    "recurrent": (zoo.TransformerXLBackbone, (3000, 1, 2, 8, 16, 4), {}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("case", MADE_OF_INTEGERS)
+def test_integers_that_come_as_floats_keep_their_digits(case, dtype):
+    make, arguments, options = MADE_OF_INTEGERS[case]
+    layer = make(*arguments, **options, dtype=dtype)
+    shape = (1, 1, 2, 1) if case == "sub-pixels" else (1, 2)
+    ids = np.full(shape, WHOLE)
+    inputs = keras.Input(shape[1:])  # of floats
+    model = keras.Model(inputs, layer(inputs))
+    expected, *found = (
+        golden_cases.to_numpy(ops.cast(call(x), "float32"))
+        for call, x in ((layer, ids), (layer, ids + 0.0), (model, ids + 0.0))
+    )
+    for outputs in found:
+        np.testing.assert_array_equal(outputs, expected)
+
+
+@pytest.mark.parametrize(
+    "make", [layers.TimingSignal, functools.partial(layers.GridEmbedding, (60, 50))]
+)
+def test_an_offset_that_comes_as_a_float_keeps_its_digits(make):
+    layer = make(dtype="mixed_bfloat16")
+    expected, found = (
+        layer(PLACES, offset=offset) for offset in (WHOLE, np.array(WHOLE + 0.0))
+    )
+    np.testing.assert_array_equal(
+        *golden_cases.to_numpy([ops.cast(x, "float32") for x in (found, expected)])
+    )

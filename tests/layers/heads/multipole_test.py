@@ -23,6 +23,7 @@ CASES = {
     "aligned_at_once": {"num_recent": 16, "block_length": 16},
     "single": {"block_length": 1},
     "none_near": {"num_recent": 0, "num_sinks": 0},
+    "blocks_near": {"num_recent": 0, "block_length": 16},
     "shifted": {"key_shift": 1},
     "shifted_aligned": {"key_shift": 1, **ALIGNED},
     "dropped": {"summaries": False},
@@ -32,6 +33,8 @@ CASES = {
     "far": {"far_distance": 10, **ROTARY},
     "sink_logits": {"sink_logits": True},
     "all_near": {"num_recent": 100, "block_length": 7},
+    "whole": {"keeps_all": True, "logit_soft_cap": 1.5},
+    "all_whole": {"clusters_per_query": 5, "keeps_all": True},
     "all_read": {"clusters_per_query": 5, "attention_window": 5 * LENGTH},
 }
 FEW = ("plain", "aligned", "shifted", "far", "sink_logits")
@@ -132,9 +135,21 @@ def test_a_match_that_is_not_read_teaches(summaries):
     assert np.any(gradient[:, :, 3:40:2]) == summaries
 
 
-def test_equals_full_attention_where_it_should():
-    arrays = inputs()
-    full = golden_cases.to_numpy(layers.FullHeads(2)(*arrays, use_causal_mask=True))
-    for case in ("all_near", "all_read"):
-        found = made(**CASES[case])(*arrays, use_causal_mask=True)
-        golden_cases.assert_close(golden_cases.to_numpy(found), full, 1e-5)
+@pytest.mark.parametrize("case", ["all_near", "all_read", "all_whole"])
+def test_equals_full_attention_where_it_should(case):
+    """In gradients, too."""
+    arrays = dict(zip(("query", "key", "value"), inputs()))
+    groups = layers.FullHeads(2), made(**CASES[case])
+    expected, found = (
+        golden_cases.gradients(
+            group,
+            lambda output, _: keras.ops.sum(keras.ops.sin(output)),
+            {**arrays, "use_causal_mask": True},
+            wrt=("query", "key", "value"),
+            variables={},
+        )
+        for group in groups
+    )
+    golden_cases.assert_close(found.outputs, expected.outputs, 1e-5)
+    for name, gradient in expected.inputs.items():
+        golden_cases.assert_close(found.inputs[name], gradient, 1e-5)

@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.support.segments import Segments
 from routing_tf.layers.support.segments import next_positions
 from routing_tf.models.release import heads as release_heads
@@ -134,6 +135,83 @@ def test_no_gradient_crosses_a_border(make, causal):
     assert np.abs(gradient[:, MIDDLE]).max() > 1e-3
     gradient[:, MIDDLE] = 0.0
     assert not gradient.any()
+
+
+def large_ids(*ids, dtype="int64"):
+    """Ids of documents, some of which are equal in their last 32 bits."""
+    return np.repeat([ids], SIZE, axis=1).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    "ids, dtype",
+    [((1, 2**32 + 1), "int64"), ((2**63 + 2, 2), "uint64"), ((0, 2**32), "int64")],
+)
+def test_large_ids_differ_or_are_refused(ids, dtype):
+    if dtype == "uint64" and keras.backend.backend() == "torch":
+        pytest.skip("no type of Keras there")
+    attention, x = built(kinds.CAUSAL["token_choice"]), normal(1, 2 * SIZE, DIM)
+    ids = large_ids(*ids, dtype=dtype)
+    masks = {"query_mask": np.ones(ids.shape, "bool")}
+    if keras.backend.backend() == "jax":
+        with pytest.raises(ValueError, match="`segment_ids` must be from .*32 bits"):
+            attention(x, segment_ids=ids, use_causal_mask=True)
+        return
+    small = large_ids(1, 2, dtype="uint8")
+    expected = called(attention, x, segment_ids=small, use_causal_mask=True, **masks)
+    packed = called(attention, x, segment_ids=ids, use_causal_mask=True, **masks)
+    np.testing.assert_array_equal(packed, expected)
+    for sizes in (SIZE, 1), (SIZE + 3, 2), (1, 2 * SIZE - 2):
+        about = {"segment_ids": ids, **masks}
+        whole = {"use_causal_mask": True}
+        helpers.assert_pieces_equal_the_whole(
+            attention, x, *sizes, whole=whole, **about
+        )
+
+
+def test_ids_of_steps_may_have_other_types():
+    attention, x = built(kinds.CAUSAL["full"]), normal(1, 4, DIM)
+    large = 3_000_000_000  # negative in 32 bits
+    _, cache = attention(
+        x[:, :2],
+        segment_ids=np.full((1, 2), large, "uint32"),
+        cache=attention.make_cache(1, 4),
+    )
+    for dtype in ("uint32",) if keras.backend.backend() == "jax" else ("int64",):
+        ids = np.full((1, 2), large, dtype)
+        rest, _ = attention(x[:, 2:], segment_ids=ids, cache=cache, cache_index=2)
+        expected = called(attention, x, use_causal_mask=True)[:, 2:]
+        np.testing.assert_allclose(golden_cases.to_numpy(rest), expected, atol=1e-5)
+
+
+PAIRS = (("uint8", "int32", 1, 257), ("int8", "uint8", -1, 255))
+
+
+@pytest.mark.parametrize("first, second, query_id, memory_id", PAIRS)
+def test_ids_of_a_pair_may_have_other_types(first, second, query_id, memory_id):
+    attention = built(kinds.WHOLE["full"])
+    x, memory = normal(1, 4, DIM), normal(1, 6, DIM, seed=1)
+    ids = np.full((1, 4), query_id, first), np.full((1, 6), memory_id, second)
+    assert not called(attention, x, memory, segment_ids=ids).any()
+    ids = np.full((1, 4), 1, first), np.full((1, 6), 1, second)
+    np.testing.assert_allclose(
+        called(attention, x, memory, segment_ids=ids),
+        called(attention, x, memory),
+        atol=1e-5,
+    )
+
+
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="has no uint64")
+def test_ids_of_a_pair_that_fit_into_no_type_are_refused():
+    longest = "uint32" if keras.backend.backend() == "jax" else "uint64"
+    ids = ops.ones((1, 4), "int32"), ops.ones((1, 6), longest)
+    with pytest.raises(ValueError, match=f"one type .*: int32 and {longest}"):
+        Segments.of_ids(*ids)
+
+
+def test_places_do_not_restart_by_ids_that_are_no_integers():
+    ids = np.ones((1, 4), "float32")
+    with pytest.raises(ValueError, match="tensors of integers.*dtype=float32"):
+        layers.TimingSignal(restart=True)(normal(1, 4, DIM), segment_ids=ids)
 
 
 def test_a_mask_says_what_padding_is():
@@ -297,7 +375,8 @@ def test_other_heads_refuse_them_by_name():
     for group, name, causal in (
         (layers.SynthesizerHeads(2, max_length=8), "SynthesizerHeads", True),
         (layers.FeatureMapHeads(2), "FeatureMapHeads", True),
-        (kinds.hashed(hash="rotation"), "HashedHeads", False),
+        (kinds.hashed(hash="rotation"), "`ReformerHeads`", False),
+        (zoo.ReformerHeads(2, 4, 5, num_rounds=2), "`ReformerHeads`", False),
         (release_heads.ExactLocalHeads(2, (4,)), "LocalHeads", True),
     ):
         attention = layers.MixedAttention([group], key_dim=4)

@@ -5,6 +5,7 @@ import math
 import keras
 
 from routing_tf.layers.attention import arguments
+from routing_tf.layers.attention import from_keras
 from routing_tf.layers.attention import stepping
 from routing_tf.layers.attention.projection_config import ProjectionConfig
 from routing_tf.layers.attention.projections import Projections
@@ -298,6 +299,48 @@ class MixedAttention(Projections):
         """
         memory = {"value": value, "value_mask": value_mask, "token_bias": token_bias}
         return stepping.make_cache(self, batch_size, max_length, **memory)
+
+    @classmethod
+    def from_keras(cls, layer, head_groups, **kwargs):
+        """Makes a layer with the weights of a layer of Keras.
+
+        With `FullHeads` it computes the same. Other heads that compare queries and keys
+        as they are projected, such as `SlidingHeads` and `MultipoleHeads`, come close
+        to it as far as they see what matters; `RoutedHeads` normalise both, and need
+        training.
+
+        Args:
+            layer: `keras.layers.MultiHeadAttention` or
+                `keras.layers.GroupQueryAttention`, built. Its weights, with adapters
+                added, are copied; its dropout is that of the head groups.
+            head_groups: list of `HeadGroup` layers with as many heads.
+            **kwargs: other arguments of `MixedAttention`, which take precedence.
+
+        Returns:
+            A `MixedAttention` that is built, with the name of `layer`.
+
+        Raises:
+            ValueError: if `layer` is none of the two, not built, or quantized, attends
+                along other axes, or makes keys and values from two sequences, or the
+                head groups have another number of heads, share queries and keys, or
+                see beyond its window.
+
+        Example:
+
+        ```python
+        import keras
+        import numpy as np
+        from routing_tf import layers
+
+        x = np.random.normal(size=(1, 10, 16)).astype("float32")
+        dense = keras.layers.MultiHeadAttention(num_heads=2, key_dim=8)
+        expected = dense(x, x, use_causal_mask=True)
+        full = layers.MixedAttention.from_keras(dense, [layers.FullHeads(2)])
+        output = full(x, use_causal_mask=True)
+        np.testing.assert_allclose(output, expected, atol=1e-5)
+        ```
+        """
+        return from_keras.from_keras(cls, layer, head_groups, **kwargs)
 
     @property
     def projection_config(self):

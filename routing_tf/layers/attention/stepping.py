@@ -229,7 +229,7 @@ def _step(attention, query, masks, cache, index):
     else:
         inputs = _queries_alone(attention, query, masks)
     steps = [
-        _in_pieces(group, kind, *each, index)
+        in_pieces(group, kind, *each, index)
         for group, *each in zip(attention.head_groups, caches, inputs, strict=True)
     ]
     outputs, caches = zip(*steps, strict=True)
@@ -241,7 +241,7 @@ def _step(attention, query, masks, cache, index):
     return output, {**cache, kind: list(caches), "next": known}
 
 
-def _in_pieces(group, kind, cache, inputs, index):
+def in_pieces(group, kind, cache, inputs, index):
     """Attends with a head group, with as many tokens at once as it takes."""
     length, step = inputs.query.shape[2], group.step
     if kind == "memory":

@@ -36,6 +36,19 @@ def declare_call_argument(layer, *names):
     layer._register_call_context_args(*names)
 
 
+def attention_projections(layer):
+    """Returns the projections of an attention layer of Keras that is built, by name."""
+    names = {
+        "query": "_query_dense",
+        "key": "_key_dense",
+        "value": "_value_dense",
+        "output": "_output_dense",
+        "gate": "_gate_dense",
+    }
+    found = {name: getattr(layer, own, None) for name, own in names.items()}
+    return {name: dense for name, dense in found.items() if dense is not None}
+
+
 def build_at_init(layer):
     """Marks a layer without weights as built, when it is made."""
     layer._build_at_init()

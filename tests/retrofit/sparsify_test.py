@@ -1,0 +1,208 @@
+"""Arguments and errors of `sparsify`, its report, presets, and sequences' centroids."""
+
+import json
+
+import keras
+import keras_hub
+import numpy as np
+import pytest
+
+from routing_tf import layers
+from routing_tf import retrofit
+from tests.retrofit import families
+from tests.retrofit.families_test import FAR
+from tests.retrofit.families_test import check_generation
+
+pytestmark = [pytest.mark.usefixtures("eager"), *families.NOT_ON_JAX]
+HEADS = families.NUM_HEADS
+
+
+@pytest.fixture
+def model():
+    return families.causal_lm("Llama")
+
+
+def test_report_equals_a_dense_computation(model):
+    heads = layers.SlidingHeads(HEADS, radius=2)
+    report = retrofit.sparsify(model.backbone, families.IDS[:1], heads=heads)
+    for layer in report.layers:
+        assert 0 < layer.exact_mass < 1
+        assert layer.keys_per_query == pytest.approx((1 + 2 + 22 * 3) / 24)
+        assert layer.length == 24 and layer.cache_bytes > 0
+        assert layer.name in str(report)
+    retrofit.restore(report.model)
+    # The first layer by hand.
+    block = model.backbone.transformer_layers[0]
+    x = model.backbone.token_embedding(families.IDS[:1])
+    x = block._self_attention_layernorm(x)
+    attention = block._self_attention_layer
+    query, key = (
+        keras.ops.convert_to_numpy(attention.rotary_embedding_layer(dense(x)))
+        for dense in (attention._query_dense, attention._key_dense)
+    )
+    key = np.repeat(key, 2, axis=2)
+    logits = np.einsum("bqhd,bkhd->bhqk", query, key) / query.shape[-1] ** 0.5
+    distance = np.arange(24)[:, None] - np.arange(24)
+    weights = np.exp(logits) * (distance >= 0)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    expected = (weights * (distance <= 2)).sum(axis=-1).mean()
+    assert report.layers[0].exact_mass == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_worst_tenth_stays():
+    backbone = families.backbone("GPT2", num_layers=10)
+    heads = layers.SlidingHeads(HEADS, radius=1)
+    report = retrofit.sparsify(backbone, families.IDS[:1], heads=heads)
+    errors = [layer.error for layer in report.layers]
+    assert report.kept == (int(np.argmax(errors)),)
+
+
+def test_heads_may_differ_by_layer(model):
+    own = [layers.HashedHeads(HEADS, 2, 8, share_query_key=False), None]
+    report = retrofit.sparsify(model, heads=own.__getitem__, keep_full=())
+    assert [layer.heads for layer in report.layers] == ["HashedHeads", "full"]
+    check_generation(model)
+
+
+def test_centroids_are_those_of_the_keys(model):
+    retrofit.sparsify(model, families.IDS, keep_full=(), **FAR)
+    (block, *_) = model.backbone.transformer_layers
+    kmeans = block._self_attention_layer.sparse_heads.kmeans
+    centroids = keras.ops.convert_to_numpy(kmeans.centroids)
+    assert centroids.shape == (2, 4, 4)
+    np.testing.assert_allclose((centroids**2).mean(axis=-1), 1.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["Llama", "GPT2"])
+def test_presets_give_the_model_back(family, tmp_path):
+    model = families.causal_lm(family)
+    before = families.outputs(model)
+    retrofit.sparsify(model, families.IDS, keep_full=(1,), frozen=False, **FAR)
+    after = families.outputs(model)
+    model.save_to_preset(tmp_path)
+    read = keras_hub.models.CausalLM.from_preset(str(tmp_path), preprocessor=None)
+    np.testing.assert_array_equal(families.outputs(read), after)
+    backbone = keras_hub.models.Backbone.from_preset(str(tmp_path))
+    ids = backbone(families.INPUTS)
+    np.testing.assert_array_equal(ids, model.backbone(families.INPUTS))
+    assert "retrofit" in json.loads((tmp_path / "config.json").read_text())["config"]
+    np.testing.assert_array_equal(families.outputs(retrofit.restore(read)), before)
+
+
+def test_weights_are_saved_and_quantized_as_ever(model, tmp_path):
+    retrofit.sparsify(model, families.IDS, keep_full=(), **FAR)
+    after = families.outputs(model)
+    model.save_weights(tmp_path / "own.weights.h5")
+    other = families.causal_lm("Llama")
+    retrofit.sparsify(other, families.IDS[:, ::-1], keep_full=(), **FAR)
+    for weight in other.weights:
+        weight.assign(keras.ops.zeros_like(weight))
+    other.load_weights(tmp_path / "own.weights.h5")
+    np.testing.assert_array_equal(families.outputs(other), after)
+    model.quantize("int8")
+    assert np.abs(families.outputs(model) - after).max() < 0.5
+
+
+def test_each_sequence_has_centroids_of_its_own(model):
+    options = {**FAR, "centroids": "sequence", "keep_full": ()}
+    retrofit.sparsify(model, families.IDS, **options)
+    together = families.outputs(model)
+    row = {name: x[:1] for name, x in families.INPUTS.items()}
+    np.testing.assert_allclose(families.outputs(model, row), together[:24], atol=1e-5)
+    model.compile(sampler="greedy")
+    prompt = {"token_ids": families.IDS, "padding_mask": families.REAL.astype("int32")}
+    made = model.generate(prompt, stop_token_ids=None)["token_ids"]
+    np.testing.assert_array_equal(made[families.REAL], families.IDS[families.REAL])
+    with pytest.raises(ValueError, match="inference only"):
+        model.fit(families.INPUTS, families.IDS, verbose=0)
+
+
+def bloom():
+    return keras_hub.models.BloomBackbone(
+        vocabulary_size=9,
+        num_layers=1,
+        num_heads=2,
+        hidden_dim=8,
+        intermediate_dim=8,
+        max_sequence_length=16,
+    )
+
+
+def changed_already():
+    model = families.backbone("GPT2")
+    heads = layers.FullHeads(HEADS)
+    return retrofit.sparsify(model, heads=heads, keep_full=()).model
+
+
+REFUSALS = {
+    "family": (bloom, {}, "ALiBi"),
+    "no_attention": (
+        lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]),
+        {},
+        "attention that is known",
+    ),
+    "second_call": (changed_already, {}, "must not have been changed before"),
+    "short": (None, {"calibration": families.IDS[:1, :3], **FAR}, "as many tokens"),
+    "missing": (None, {"calibration": None, **FAR}, "must be given"),
+    "text": (None, {"calibration": "some text", **FAR}, "preprocessor"),
+    "num_heads": (None, {"heads": layers.FullHeads(2)}, "as many heads"),
+    "shared": (None, {"heads": layers.RoutedHeads(4, 2, 4)}, "share_query_key=False"),
+    "no_heads": (None, {"heads": lambda index: 3}, "head group"),
+    "keep_full": (None, {"keep_full": (5,)}, "indices"),
+    "all_stay": (None, {"keep_full": (0, 1), **FAR}, "leave a layer"),
+    "centroids": (None, {"centroids": "own"}, "centroids"),
+    "of_heads": (None, {"num_clusters": 0}, "num_clusters"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals_leave_the_model_as_it_was(name):
+    make, options, message = REFUSALS[name]
+    model = make() if make else families.backbone("GPT2")
+    before = [(type(x), len(x.weights)) for x in model._flatten_layers()]
+    options = {"calibration": families.IDS, **options}
+    with pytest.raises(ValueError, match=message):
+        retrofit.sparsify(model, **options)
+    assert before == [(type(x), len(x.weights)) for x in model._flatten_layers()]
+
+
+def test_restore_refuses_models_that_were_not_changed(model):
+    with pytest.raises(ValueError, match="sparsify"):
+        retrofit.restore(model)
+
+
+def test_windows_of_the_model_hold():
+    model = families.backbone("Mistral", sliding_window=8)
+    before = families.outputs(model)
+    retrofit.sparsify(model, families.IDS[:, :8], keep_full=(), **FAR)
+    with pytest.raises(ValueError, match="window of the model, 8"):
+        model(families.INPUTS)
+    retrofit.restore(model)
+    heads = layers.SlidingHeads(HEADS, radius=7)
+    retrofit.sparsify(model, heads=heads, keep_full=())
+    np.testing.assert_allclose(families.outputs(model), before, atol=1e-5)
+
+
+def test_a_cache_of_keras_hub_is_refused(model):
+    retrofit.sparsify(model.backbone, families.IDS, keep_full=(), **FAR)
+    with pytest.raises(ValueError, match="Pass the `CausalLM`"):
+        model.generate(families.INPUTS, stop_token_ids=None)
+
+
+@pytest.mark.parametrize("kind", ["TransformerDecoder", "TransformerEncoder"])
+def test_blocks_of_a_users_model(kind):
+    block = getattr(keras_hub.layers, kind)(16, HEADS)
+    x = keras.Input((None, 8))
+    model = keras.Model(x, block(x))
+    values = np.random.default_rng(0).normal(size=(1, 24, 8)).astype("float32")
+    before = keras.ops.convert_to_numpy(model(values))
+    heads = layers.FullHeads(HEADS)
+    report = retrofit.sparsify(model, values, heads=heads, keep_full=())
+    assert report.layers[0].exact_mass == pytest.approx(1.0, abs=1e-5)
+    np.testing.assert_allclose(model(values), before, atol=1e-5)
+    with pytest.raises(ValueError, match="retrofit.restore"):
+        model.get_config()
+    pairs = np.tril(np.ones((1, 24, 24), bool), 3)
+    mask = "decoder_attention_mask" if kind[-7:] == "Decoder" else "attention_mask"
+    with pytest.raises(ValueError, match="causal or of padding"):
+        block(values, **{mask: pairs})

@@ -269,7 +269,8 @@ class OneSoftmax:
         """Returns `<float32>[B, G, N, R, D]`; `training` says whether dropout is on."""
 
         def drop(x):
-            return self._group.dot_product.dropout_layer(x, training=training)
+            # A call of the layer would cast them.
+            return self._group.dot_product.dropout_layer.call(x, training=training)
 
         output, of_poles = 0.0, None
         if self._poles is not None:

@@ -31,9 +31,9 @@ from routing_tf.layers.support import backends
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.axes import cut_axis
+from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.segments import next_positions
 
@@ -360,7 +360,8 @@ def sorted_reads(group, far, members, choice, ends, number=None):
     ends = ops.cast(ends, "int32")
     if group.keeps_all:
         return WholeReads.of_members(group, far, members, choice, ends, number)
-    window = smaller(group.cluster_window, length_of(members.key, 2))
+    window, length = group.cluster_window, length_of(members.key, 2)
+    window = min(window, length) if is_known(length) else window
     return SortedReads(group, far, members, choice, ends, number, window)
 
 

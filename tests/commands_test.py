@@ -16,6 +16,7 @@ from routing_tf.cli import datagen
 from routing_tf.cli import evaluate
 from routing_tf.cli import export
 from routing_tf.cli import generate
+from routing_tf.cli import sparsify
 from routing_tf.cli import train
 from routing_tf.generation import pictures
 from routing_tf.generation import texts
@@ -29,9 +30,9 @@ from tests.command_line import python
 from tests.first_checks_test import SLOW
 from tests.first_checks_test import alone
 
-COMMANDS = (analyse, convert, datagen, evaluate, export, generate, train)
+COMMANDS = (analyse, convert, datagen, evaluate, export, generate, sparsify, train)
 PATHS = "model_dir data_dir raw_dir files texts init_checkpoint prompt_file output_file"
-PATHS += " output_dir export_dir hparams_file vocabulary"
+PATHS += " output_dir export_dir hparams_file vocabulary calibration evaluate"
 
 
 def define(command):

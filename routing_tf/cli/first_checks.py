@@ -168,6 +168,8 @@ CHECKS = {
     "hparams": _check_hyperparameters,
     "files": _check_files,
     "texts": _check_files,
+    "calibration": _check_files,
+    "evaluate": _check_files,
     "prompt_file": _check_prompts,
     "init_checkpoint": _check_weights,
     "hparams_file": _check_exists,

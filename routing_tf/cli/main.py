@@ -7,7 +7,16 @@ import sys
 from routing_tf.files.misspelt import did_you_mean
 
 # In the order of the work.
-COMMANDS = ("datagen", "train", "evaluate", "generate", "analyse", "export", "convert")
+COMMANDS = (
+    "datagen",
+    "train",
+    "evaluate",
+    "generate",
+    "analyse",
+    "export",
+    "convert",
+    "sparsify",
+)
 
 
 def main():

@@ -12,9 +12,9 @@ from routing_tf.layers.support.serialization import serialize
 from routing_tf.retrofit import calibration
 from routing_tf.retrofit import slots as surgery
 
-#: Tokens of the calibration that are compared, and columns of attention maps that are
-#: held at once.
-LENGTH, COLUMNS = 2048, 256
+#: Tokens of the calibration that are compared, which takes time by the cube of their
+#: number, and columns of attention maps that are held at once.
+LENGTH, COLUMNS = 1024, 256
 
 
 @dataclasses.dataclass(frozen=True)

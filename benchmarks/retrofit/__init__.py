@@ -1,0 +1,1 @@
+"""What `retrofit.sparsify` is worth on a trained language model, SmolLM2-135M."""

@@ -1,0 +1,182 @@
+r"""Turns the full attention of a trained model of keras_hub into sparse attention.
+
+    python -m routing_tf.sparsify --preset=llama3.2_1b --calibration='texts/*.txt' \
+        --output_dir=sparse_llama --evaluate='others/*.txt'
+
+`keras_hub.models.CausalLM.from_preset("sparse_llama")` loads the result, after
+`from routing_tf import retrofit`. A second call with the same `--output_dir` goes on
+with the evaluation.
+"""
+
+import os
+
+from absl import flags
+
+from routing_tf.cli import commands
+from routing_tf.cli import flag_kinds
+from routing_tf.files import named_files
+from routing_tf.files.atomic import fill_folder
+from routing_tf.files.atomic import is_empty
+from routing_tf.files.progress import progress
+
+FLAGS = {
+    **commands.BACKEND,
+    "preset": flag_kinds.string(
+        None,
+        "The model: a preset directory, or the name of a preset of keras_hub.",
+        required=True,
+    ),
+    "calibration": flag_kinds.paths(
+        "Texts in whose keys clusters are found, some thousand tokens: files or glob "
+        "patterns, separated by commas."
+    ),
+    "output_dir": flag_kinds.path(
+        "Folder to write the preset into; new or empty, or that of an earlier call.",
+        required=True,
+    ),
+    "evaluate": flag_kinds.paths(
+        "Other texts: how many nats per token does the changed model lose on them? "
+        "Files or glob patterns, separated by commas."
+    ),
+    "length": flag_kinds.integer(
+        2048, 4, "Tokens of a window of --evaluate, of which the last 3/4 count."
+    ),
+    "num_recent": flag_kinds.integer(256, 0, "Nearest tokens that a query sees."),
+    "num_sinks": flag_kinds.integer(4, 0, "First tokens that all queries see."),
+    "attention_window": flag_kinds.integer(
+        256, 1, "Tokens of clusters that a query sees."
+    ),
+    "num_clusters": flag_kinds.integer(64, 1, "Clusters of each head of keys."),
+    "clusters_per_query": flag_kinds.integer(4, 1, "Clusters that a query reads."),
+    "keep_full": flag_kinds.string(
+        "auto",
+        "Layers that stay full: auto for those that would suffer most, at most a "
+        "tenth; none; or their numbers, separated by commas.",
+    ),
+}
+SETTINGS = (
+    "num_recent",
+    "num_sinks",
+    "attention_window",
+    "num_clusters",
+    "clusters_per_query",
+)
+
+
+def define_flags(values=flags.FLAGS):
+    """Defines the flags of the command in `absl.flags.FlagValues`."""
+    flag_kinds.define(values, FLAGS)
+
+
+def run(options):
+    """Changes a model, and scores it, as the flags say."""
+    keep_full = _layers(options.keep_full)
+    out = options.output_dir
+    is_there = os.path.exists(os.path.join(out, "config.json"))
+    if not is_there:
+        _check_new(options, out)
+    if is_there:
+        lm = _loaded("output_dir", out)
+        print(f"goes on with the model in {out!r}")
+    else:
+        lm = _loaded("preset", os.path.expanduser(options.preset))
+        _change(lm, options, keep_full)
+    if options.evaluate:
+        _evaluate(lm, options)
+
+
+def _layers(text):
+    """Returns `keep_full` as `retrofit.sparsify` takes it."""
+    if text in ("auto", "none"):
+        return "auto" if text == "auto" else ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(
+            "`--keep_full` must be auto, none, or numbers of layers separated by "
+            f"commas. Received: --keep_full={text!r}"
+        ) from error
+
+
+def _check_new(options, out):
+    if os.path.exists(out) and (not os.path.isdir(out) or not is_empty(out)):
+        raise ValueError(
+            "`--output_dir` must be a new or empty folder, or that of an earlier call. "
+            f"Received: --output_dir={out!r}"
+        )
+    if not options.calibration:
+        raise ValueError(
+            "`--calibration` must be given for a new model. Received: none. Pass files "
+            "with some thousand tokens of text"
+        )
+
+
+def _loaded(flag, path):
+    """Returns the `CausalLM` of a preset."""
+    import keras_hub
+
+    from routing_tf import retrofit as retrofit  # registers changed models
+
+    try:
+        lm = keras_hub.models.CausalLM.from_preset(path)
+    # Whatever keras_hub, its hosts and the network raise.
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"`--{flag}` must be a preset of a language model of keras_hub. Received: "
+            f"--{flag}={path!r}: {reason[0]}"
+        ) from error
+    if getattr(lm, "preprocessor", None) is None:
+        raise ValueError(
+            f"`--{flag}` must be a preset with a tokenizer. Received: --{flag}={path!r}"
+        )
+    return lm
+
+
+def _texts(flag, patterns):
+    paths = named_files.find_files(f"--{flag}", patterns)
+    return [
+        named_files.read_file(path, f"--{flag}").decode(errors="replace")
+        for path in paths
+    ]
+
+
+def _change(lm, options, keep_full):
+    from routing_tf import retrofit
+
+    settings = {name: options[name].value for name in SETTINGS}
+    texts = _texts("calibration", options.calibration)
+    report = retrofit.sparsify(lm, texts, keep_full=keep_full, **settings)
+    print(report)
+    with fill_folder(options.output_dir) as folder:
+        lm.save_to_preset(str(folder))
+    print(
+        "load it, after `from routing_tf import retrofit`, with "
+        f"keras_hub.models.CausalLM.from_preset({options.output_dir!r})"
+    )
+
+
+def _evaluate(lm, options):
+    from routing_tf import retrofit
+    from routing_tf.retrofit import scoring
+
+    texts = _texts("evaluate", options.evaluate)
+    windows = scoring.windows_of(lm.preprocessor.tokenizer, texts, options.length)
+    figures = scoring.Figures(os.path.join(options.output_dir, scoring.FIGURES))
+    means = []
+    for name in ("sparse", "full"):
+        for row in progress(windows, f"window ({name} attention)"):
+            figures.add(name, row, lambda row=row: scoring.nats(lm, row))
+        means.append(figures.mean(name, windows))
+        if name == "sparse":
+            retrofit.restore(lm)
+    sparse, full = means
+    print(
+        f"nats per token: {sparse:.4f}; with full attention {full:.4f}, "
+        f"lost {sparse - full:.4f}"
+    )
+
+
+def main():
+    """Runs the command, whose flags are those of the process."""
+    commands.main(run, define_flags)

@@ -46,6 +46,7 @@ ON_ONE_BACKEND = (
     "tests/evaluate_test.py",
     "tests/generate_test.py",
     "tests/readme_commands_test.py",
+    "tests/sparsify_test.py",
     "tests/train_test.py",
     "tests/untrusted_test.py",
     "tests/workers_test.py",

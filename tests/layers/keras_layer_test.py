@@ -137,7 +137,7 @@ EVERY = {
     **{
         f"{kind}_by_key": functools.partial(kinds.APART[kind], query_cluster="key")
         for kind in kinds.APART
-        if not kind.startswith("rounds")
+        if not kind.startswith(("rounds", "multipole"))
     },
 }
 

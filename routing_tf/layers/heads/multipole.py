@@ -6,11 +6,11 @@ import functools
 import keras
 from keras import ops
 
-from routing_tf.layers.caches import multipole_cache
 from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.heads.refusals import refuse_segments
+from routing_tf.layers.routing import multipole_cache
 from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.multipole import MultipolePass

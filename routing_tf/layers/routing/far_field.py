@@ -269,7 +269,8 @@ class OneSoftmax:
         """Returns `<float32>[B, G, N, R, D]`; `training` says whether dropout is on."""
 
         def drop(x):
-            return self._group.dot_product.dropout_layer(x, training=training)
+            # A call of the layer would cast them.
+            return self._group.dot_product.dropout_layer.call(x, training=training)
 
         output, of_poles = 0.0, None
         if self._poles is not None:
@@ -280,4 +281,6 @@ class OneSoftmax:
             output = output + self._reads.output(of_reads, shares)
         for near, weights in zip(self._near, self._of_near):
             output = output + near.output(drop(weights), of_poles)
-        return output / ops.maximum(self._total, 1e-30)[..., None]
+        # Not a tiny divisor: its square in the gradient would be zero.
+        total = ops.where(self._total > 0, self._total, 1.0)
+        return output / total[..., None]

@@ -10,10 +10,10 @@ import functools
 
 from keras import ops
 
-from routing_tf.layers.caches import multipole_cache
 from routing_tf.layers.caches import rows
-from routing_tf.layers.caches import whole_clusters
+from routing_tf.layers.routing import multipole_cache
 from routing_tf.layers.routing import rings
+from routing_tf.layers.routing import whole_clusters
 from routing_tf.layers.routing.cluster_reads import GatheredReads
 from routing_tf.layers.routing.cluster_reads import ReadsOfTwo
 from routing_tf.layers.routing.cluster_reads import SortedReads
@@ -31,9 +31,9 @@ from routing_tf.layers.support import backends
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.axes import cut_axis
+from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.segments import next_positions
 
@@ -326,7 +326,7 @@ def attend_next(group, cache, index, query, far):
 
     Args:
         group: the `MultipoleHeads`.
-        cache: that of `caches.multipole_cache`, with the token.
+        cache: that of `routing.multipole_cache`, with the token.
         index: position of the token.
         query: `<float>[B, H, 1, D]`, as it sees near pairs.
         far: the same, as it sees pairs from far.
@@ -360,7 +360,8 @@ def sorted_reads(group, far, members, choice, ends, number=None):
     ends = ops.cast(ends, "int32")
     if group.keeps_all:
         return WholeReads.of_members(group, far, members, choice, ends, number)
-    window = smaller(group.cluster_window, length_of(members.key, 2))
+    window, length = group.cluster_window, length_of(members.key, 2)
+    window = min(window, length) if is_known(length) else window
     return SortedReads(group, far, members, choice, ends, number, window)
 
 

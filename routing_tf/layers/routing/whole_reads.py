@@ -165,7 +165,7 @@ class _Turns:
         output = zero * ops.zeros((1, value.shape[-1]), "float32")
         state = zero + HIDDEN, zero, output
         largest, total, output = self._loop(turn, state, places)
-        output = output / ops.maximum(total, 1e-30)
+        output = output / ops.where(total > 0, total, 1.0)
         seen = total > 0
         sums = ops.log(ops.where(seen, total, 1.0)) + ops.where(seen, largest, HIDDEN)
         return ops.concatenate([output, sums], axis=-1)

@@ -172,6 +172,10 @@ EXPLORING = {"exploring_queries": 6, "dropout": 0.3, "dropout_seed": 1}
     "make",
     [
         functools.partial(layers.RoutedHeads, 2, 3, 4, **EXPLORING),
+        pytest.param(
+            functools.partial(layers.MultipoleHeads, 2, 3, 4, 2, 3, 1, **EXPLORING),
+            marks=pytest.mark.thorough,
+        ),
         functools.partial(zoo.NativeSparseHeads, 2, 4, 2, 4, 3),
         functools.partial(
             cases.SMALL["IndexedHeads"], warm_up_steps=0, gather_length=1

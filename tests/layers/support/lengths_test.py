@@ -19,11 +19,13 @@ CAUSAL += ["hashed", "rounds", "reformer", "performer", "global", "criss_cross"]
 CAUSAL += ["best_blocks", "indexed_copies", "synthesizer", "native_sparse", "mean"]
 CAUSAL += ["convolution_and_window", "long_short", "luna", "sinkhorn", "local_shifted"]
 CAUSAL += ["token_choice_apart_shifted", "prefix_shifted", "performer_shifted"]
+CAUSAL += ["multipole_shifted"]
 WHOLE = ("local", "criss_cross", "global", "best_blocks", "mean", "clustered_queries")
 WHOLE += ("induced", "hashed", "reformer", "sinkhorn", "experts_apart", "block_pair")
-WHOLE += ("cluster_strided", "nystrom")
+WHOLE += ("cluster_strided", "nystrom", "multipole")
 MEMORIES = ("local", "strided", "experts_apart", "cluster_strided", "hashed", "linear")
 MEMORIES += ("best_blocks", "convolution", "luna", "induced", "clustered_queries")
+MEMORIES += ("multipole",)
 
 
 def sequence(length, seed=0):

@@ -43,6 +43,7 @@ def build(options):
         layers.RoutedHeads(2, 3, 5, **shared),
         layers.RoutedHeads(1, 3, 5, share_query_key=False, **shared),
         layers.RoutedHeads(1, 3, 5, update_rule="paper", **shared),
+        layers.MultipoleHeads(1, 3, 4, 2, 3, 1, **shared),
     ]
     if options["groups"]:
         groups.append(layers.RoutedHeads(1, 3, 5, "expert_threshold", **shared))
@@ -166,6 +167,6 @@ def test_two_devices_train_as_one():
     for options, (alone, shared) in zip(RUNS, found, strict=True):
         assert_same(options, alone, shared)
     states = [alone[1][0] for alone, _ in found]
-    assert sum("kmeans" in path for path in states[0]) == 3 + 3 + 1 + 1
-    for name, number in (("empty_steps", 4), ("biases", 4), ("/thresholds/", 2)):
+    assert sum("kmeans" in path for path in states[0]) == 3 + 3 + 1 + 3 + 1
+    for name, number in (("empty_steps", 5), ("biases", 5), ("/thresholds/", 2)):
         assert sum(name in path for path in states[1]) == number, name

@@ -103,5 +103,5 @@ def attend(group, cache, query, choice):
     )
     seen = total > 0
     sums = ops.log(ops.where(seen, total, 1.0)) + ops.where(seen, largest, HIDDEN)
-    output = output / ops.maximum(total, 1e-30)
+    output = output / ops.where(total > 0, total, 1.0)
     return output[:, :, None], sums[:, :, None, ..., 0]

@@ -14,8 +14,8 @@ from keras import ops
 
 from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.caches import rows
-from routing_tf.layers.caches import whole_clusters
 from routing_tf.layers.routing import rings
+from routing_tf.layers.routing import whole_clusters
 from routing_tf.layers.routing.cluster_reads import Members
 from routing_tf.layers.routing.far_field import Table
 from routing_tf.layers.routing.pairs import Pairs

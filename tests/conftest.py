@@ -21,6 +21,8 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Where it may, MKL, which computes for torch, rounds a product by where it stands in
 # memory: a later token would change the last bits of earlier outputs.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
+# Small products on many threads: torch's threads would mostly wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # TensorFlow's notes on processors and accelerators drown the tests' own output.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 

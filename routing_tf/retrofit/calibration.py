@@ -5,7 +5,7 @@ from keras import ops
 from tqdm import tqdm
 
 from routing_tf.layers.routing.online_kmeans import LAYER_NORM_EPSILON
-from routing_tf.retrofit import slots as surgery
+from routing_tf.retrofit import swapping
 
 #: Tokens of a text that the model sees at once.
 ROW_LENGTH = 2048
@@ -65,7 +65,7 @@ def _inputs(model, batch):
 
 def run(model, slots, watch, batches):
     """Runs a model on batches, with attention layers that are watched."""
-    with surgery.watched(slots, watch):
+    with swapping.watched(slots, watch):
         for batch in batches:
             model(batch, training=False)
 

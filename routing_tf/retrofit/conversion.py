@@ -10,7 +10,9 @@ from routing_tf.retrofit import calibration as calibrating
 from routing_tf.retrofit import models
 from routing_tf.retrofit import plain_models
 from routing_tf.retrofit import report as reporting
-from routing_tf.retrofit import slots as surgery
+from routing_tf.retrofit import swapping
+from routing_tf.retrofit.slots import made_group
+from routing_tf.retrofit.slots import settings_of
 
 CENTROIDS = ("calibrated", "sequence")
 #: Arguments of clusters that stay where they are, and pull at nothing.
@@ -103,7 +105,7 @@ def sparsify(
     """
     check_flag("frozen", frozen)
     check_choice("centroids", centroids, CENTROIDS)
-    slots = surgery.slots_of(model)
+    slots = swapping.slots_of(model)
     stays = _staying(slots, keep_full)
     heads = heads or _multipole_heads(
         slots,
@@ -192,7 +194,7 @@ def _gets_heads(slot, heads, frozen, centroids):
             "`heads` must be a head group, or a function from the index of a layer to "
             f"one, or None. Received: {own!r} for layer {slot.index}"
         )
-    settings = surgery.settings_of(slot)
+    settings = settings_of(slot)
     if calibrating.has_centroids(own) and frozen:
         settings |= FROZEN
     if slot.adapter.has_sinks and not hasattr(own, "sink_logits"):
@@ -201,7 +203,7 @@ def _gets_heads(slot, heads, frozen, centroids):
             f"{type(own).__name__}. Use `MultipoleHeads`, which have them"
         )
     slot.centroids = centroids if calibrating.has_centroids(own) else "calibrated"
-    slot.group = surgery.made_group(slot, own, **settings)
+    slot.group = made_group(slot, own, **settings)
     return True
 
 

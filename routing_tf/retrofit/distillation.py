@@ -9,7 +9,7 @@ from tqdm import tqdm
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.retrofit import calibration
 from routing_tf.retrofit import models
-from routing_tf.retrofit import slots as surgery
+from routing_tf.retrofit import swapping
 
 
 def distill(model, data, steps, optimizer=None):
@@ -113,7 +113,7 @@ class _Distiller(keras.Model):
             for weight in self.model.variables
         ]
         scope = keras.StatelessScope(state_mapping=values)
-        with surgery.watched(self._slots, watch), scope:
+        with swapping.watched(self._slots, watch), scope:
             self.model(inputs, training=False)
         return calls
 

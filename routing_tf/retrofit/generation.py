@@ -6,7 +6,7 @@ from routing_tf.retrofit import keras_hub_internals as internals
 from routing_tf.retrofit import sequence_centroids
 from routing_tf.retrofit.slots import Slot
 from routing_tf.retrofit.slots import Step
-from routing_tf.retrofit.slots import Swapped
+from routing_tf.retrofit.swapping import Swapped
 
 #: Samplers that need hidden states of the whole prompt, or another model.
 _REFUSED_SAMPLERS = ("ContrastiveSampler", "SpeculativeSampler")

@@ -7,14 +7,15 @@ import keras
 from routing_tf.layers.support.serialization import serialize
 from routing_tf.retrofit import generation
 from routing_tf.retrofit import keras_hub_internals as internals
-from routing_tf.retrofit import slots as surgery
+from routing_tf.retrofit import swapping
 from routing_tf.retrofit.calibration import has_centroids
+from routing_tf.retrofit.slots import made_group
 
 #: Tokens of a prompt that are fed at once.
 PREFILL_LENGTH = 2048
 
 
-class SwappedModel(surgery.Swapped):
+class SwappedModel(swapping.Swapped):
     """A backbone whose config says how its layers were changed."""
 
     def get_config(self):
@@ -36,7 +37,7 @@ class SwappedModel(surgery.Swapped):
                 slot.group.kmeans.trainable = True
 
 
-class SwappedCausalLM(surgery.Swapped):
+class SwappedCausalLM(swapping.Swapped):
     """A `CausalLM` whose layers have caches of their own."""
 
     #: Tokens of a prompt that are fed at once.
@@ -55,13 +56,13 @@ class SwappedCausalLM(surgery.Swapped):
 @functools.cache
 def swapped_backbone(cls):
     """Returns the class of a changed backbone of the class `cls`."""
-    return _registered(surgery.swapped_class(SwappedModel, cls))
+    return _registered(swapping.swapped_class(SwappedModel, cls))
 
 
 @functools.cache
 def swapped_causal_lm(cls):
     """Returns the class of a changed `CausalLM` of the class `cls`."""
-    swapped = surgery.swapped_class(SwappedCausalLM, cls)
+    swapped = swapping.swapped_class(SwappedCausalLM, cls)
     # So keras_hub finds it for presets of the backbone.
     swapped.backbone_cls = swapped_backbone(cls.backbone_cls)
     return _registered(swapped)
@@ -79,7 +80,7 @@ for _backbone, _causal_lm in internals.classes_of_families():
 def slots_in(model):
     """Returns the slots of a changed model."""
     layers = internals.walk(model)
-    return [x.slot for x in layers if isinstance(x, surgery.SwappedAttention)]
+    return [x.slot for x in layers if isinstance(x, swapping.SwappedAttention)]
 
 
 def settings_of(model):
@@ -94,10 +95,10 @@ def settings_of(model):
 def slots_by(model, settings):
     """Returns slots of a model that is to be changed as `settings_of` another one."""
     heads = {int(index): config for index, config in settings["heads"].items()}
-    slots = [slot for slot in surgery.slots_of(model) if slot.index in heads]
+    slots = [slot for slot in swapping.slots_of(model) if slot.index in heads]
     for slot in slots:
         slot.centroids = settings["centroids"]
-        slot.group = surgery.made_group(slot, heads[slot.index])
+        slot.group = made_group(slot, heads[slot.index])
     return slots
 
 
@@ -105,7 +106,7 @@ def install(model, slots):
     """Puts the heads of slots into a model, or leaves it as it was."""
     try:
         for slot in slots:
-            surgery.put_in(slot)
+            swapping.put_in(slot)
         backbone = getattr(model, "backbone", None)
         if backbone is not None:
             model.__class__ = swapped_causal_lm(type(model))
@@ -127,7 +128,7 @@ def uninstall(model):
     """Undoes `install`."""
     layers = list(internals.walk(model))
     for slot in slots_in(model):
-        surgery.take_out(slot)
+        swapping.take_out(slot)
     for layer in layers:
-        surgery.swap_back(layer)
+        swapping.swap_back(layer)
     internals.forget_functions(model)

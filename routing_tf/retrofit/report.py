@@ -10,7 +10,8 @@ from keras import ops
 from routing_tf.layers import FullHeads
 from routing_tf.layers.support.serialization import serialize
 from routing_tf.retrofit import calibration
-from routing_tf.retrofit import slots as surgery
+from routing_tf.retrofit.slots import made_group
+from routing_tf.retrofit.slots import settings_of
 
 #: Tokens of the calibration that are compared, which takes time by the cube of their
 #: number, and columns of attention maps that are held at once.
@@ -144,9 +145,7 @@ def mass_and_number(slot, x, mask, real):
     """
     length = x.shape[1]
     width = min(COLUMNS, length)
-    full = surgery.made_group(
-        slot, FullHeads(slot.adapter.num_heads), width, **_plain(slot)
-    )
+    full = made_group(slot, FullHeads(slot.adapter.num_heads), width, **_plain(slot))
     groups = full, _reading(slot, width)
     query, key, value = slot.adapter.projected(x)
     mass = number = 0.0
@@ -171,7 +170,7 @@ def _numpy(x):
 
 
 def _plain(slot):
-    settings = surgery.settings_of(slot)
+    settings = settings_of(slot)
     settings.pop("sink_logits", None)
     return {**settings, "dropout": 0.0}
 
@@ -180,7 +179,7 @@ def _reading(slot, value_dim):
     """Returns heads that read what those of a slot read exactly, and nothing else."""
     config = serialize(slot.group)
     options = {"summaries": False} if "summaries" in config["config"] else {}
-    twin = surgery.made_group(slot, config, value_dim, **options)
+    twin = made_group(slot, config, value_dim, **options)
     twin.set_weights(slot.group.get_weights())
     return twin
 

@@ -107,8 +107,8 @@ class MultipoleHeads(ClusteredHeads):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if an argument is out of range, or `far_distance` comes without
-            rotary positions.
+        ValueError: if an argument is out of range, `far_distance` comes without rotary
+            positions, or `keeps_all` with dropout.
 
     Example:
 

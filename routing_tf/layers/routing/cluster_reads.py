@@ -108,9 +108,7 @@ class SortedReads(_Reads):
         first = ends - found.of_queries(count)[..., None]
         visible = ops.logical_and(ranks < ends, ranks >= first)
         visible = ops.logical_and(visible, ranks >= 0)
-        dim = query.shape[-1]
-        query = query[..., None, :] + ops.zeros((number, 1), query.dtype)
-        query = found.order.arrange(ops.reshape(query, (*flat, dim)))
+        query = found.order.arrange(_for_each_read(query, number))
         key, value, bias = found.read(members.key), found.read(members.value), None
         if members.bias is not None:
             bias = ops.swapaxes(found.read(members.bias[..., None]), -1, -2)
@@ -133,6 +131,13 @@ class SortedReads(_Reads):
         return ops.sum(ops.reshape(x, (*self._shape, length_of(x, -1))), axis=-2)
 
 
+def _for_each_read(query, number):
+    """From queries `[B, G, N, R, D]` to reads, `[B, G, Q, D]`: `number` of each."""
+    batch, heads, blocks, rows, dim = ops.shape(query)
+    query = query[..., None, :] + ops.zeros((number, 1), query.dtype)
+    return ops.reshape(query, (batch, heads, blocks * rows * number, dim))
+
+
 class WholeReads:
     """Reads of all pairs of the chosen clusters, of which nothing stays unread.
 
@@ -153,8 +158,7 @@ class WholeReads:
         """Returns the reads of many queries, see `SortedReads`."""
         batch, heads, blocks, rows, number = shape = ops.shape(numbers)
         flat = (batch, heads, blocks * rows * number)
-        query = query[..., None, :] + ops.zeros((number, 1), query.dtype)
-        query = ops.reshape(query, (*flat, query.shape[-1]))
+        query = _for_each_read(query, number)
         reads = (ops.reshape(x, flat) for x in (choice.clusters, ends, numbers))
         output, largest = attend_to_clusters(group, query, members, *reads)
         output = ops.reshape(output, (*shape, ops.shape(output)[-1]))

@@ -72,8 +72,12 @@ def restarted(cache):
         for name in ("end", "recent", "counts", *SUMS, "first")
         if name in cache
     }
-    start = ops.full_like(cache["start"], -1)
-    return {**pending_keys.forgotten(cache), **empty, "start": start}
+    empty["start"] = ops.full_like(cache["start"], -1)
+    if "clusters" in cache:
+        # Rows stay, in no cluster.
+        none = cache["counts"].shape[2]
+        empty["clusters"] = ops.full_like(cache["clusters"], none)
+    return {**pending_keys.forgotten(cache), **empty}
 
 
 def rows_of(group, pairs, offered):

@@ -9,6 +9,9 @@ from keras import ops
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing.cluster_order import ClusterOrder
 from routing_tf.layers.routing.far_field import HIDDEN
+from routing_tf.layers.routing.whole_reads import after_turns
+from routing_tf.layers.routing.whole_reads import before_turns
+from routing_tf.layers.routing.whole_reads import next_turn
 from routing_tf.layers.support import extremes
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import num_parts
@@ -72,36 +75,24 @@ def attend(group, cache, query, choice):
         `<float32>[B, G, 1, R, P]`, hidden where nothing is read.
     """
     clusters, counts = choice.clusters[:, :, 0], choice.counts[:, :, 0]
-    number = num_parts(counts, CHUNK_SIZE)
     first = gathering.entries_at(cache["first_chunk"], clusters)
     last_chunk = cache["chunks"].shape[2] - 1
     query = query[:, :, 0, :, None, None, :]
     query = ops.broadcast_to(query, (*ops.shape(clusters), 1, query.shape[-1]))
 
-    def turn(place, largest, total, output):
+    def turn(place, *state):
         chunk = ops.minimum(first + place, last_chunk)
         tokens = gathering.gather_blocks(cache["chunks"], chunk)
         x = gathering.gather(cache["rows"], tokens)
         key, value, bias, _ = rows.split_rows(group, ops.cast(x, "float32"))
-        logits = group.capped(product(query, key, transpose_y=True))[..., 0, :] + bias
+        logits = group.capped(product(query, key, transpose_y=True))
         ranks = place * CHUNK_SIZE + numbers(CHUNK_SIZE)
-        logits = ops.where(ranks < counts[..., None], logits, HIDDEN)
-        own = extremes.largest(logits, axis=-1, keepdims=True)
-        own = ops.maximum(own, largest)
-        scale = ops.exp(largest - own)
-        weights = ops.where(logits > HIDDEN / 2, ops.exp(logits - own), 0.0)
-        total = total * scale + ops.sum(weights, axis=-1, keepdims=True)
-        found = product(weights[..., None, :], value)[..., 0, :]
-        return place + 1, own, total, output * scale + found
+        is_there = (ranks < counts[..., None])[..., None, :]
+        logits = ops.where(is_there, logits + bias[..., None, :], HIDDEN)
+        return place + 1, *next_turn(state, logits, value)
 
-    zero = ops.zeros_like(query[..., 0, :1])
-    output = zero * ops.zeros((group.value_dim,), "float32")
-    most = extremes.largest(number)
-    state = ops.zeros((), "int32"), zero + HIDDEN, zero, output
-    _, largest, total, output = ops.while_loop(
-        lambda place, *_: place < most, turn, state
-    )
-    seen = total > 0
-    sums = ops.log(ops.where(seen, total, 1.0)) + ops.where(seen, largest, HIDDEN)
-    output = output / ops.where(total > 0, total, 1.0)
-    return output[:, :, None], sums[:, :, None, ..., 0]
+    most = extremes.largest(num_parts(counts, CHUNK_SIZE))
+    state = ops.zeros((), "int32"), *before_turns(query, group.value_dim)
+    _, *state = ops.while_loop(lambda place, *_: place < most, turn, state)
+    output, sums = after_turns(*state)
+    return output[:, :, None, ..., 0, :], sums[:, :, None, ..., 0, 0]

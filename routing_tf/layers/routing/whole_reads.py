@@ -4,6 +4,8 @@ Letters: B batch, G key heads, Q reads, N chunks of reads, C slots of such a chu
 chunks of keys, S slots of those, D dim.
 """
 
+import math
+
 from keras import ops
 
 from routing_tf.layers.routing.arrangements import ClusterReads
@@ -152,23 +154,12 @@ class _Turns:
     def _forward(self, tensors, places):
         query, _, value, _ = tensors
 
-        def turn(number, largest, total, output):
+        def turn(number, *state):
             logits, _, _, value, _ = self._turn(number, tensors, places)
-            own = extremes.largest(logits, axis=-1, keepdims=True)
-            own = ops.maximum(own, largest)
-            scale = ops.exp(largest - own)
-            weights = ops.where(logits > HIDDEN / 2, ops.exp(logits - own), 0.0)
-            total = total * scale + ops.sum(weights, axis=-1, keepdims=True)
-            return own, total, output * scale + product(weights, value)
+            return next_turn(state, logits, value)
 
-        zero = ops.zeros_like(query[..., :1])
-        output = zero * ops.zeros((1, value.shape[-1]), "float32")
-        state = zero + HIDDEN, zero, output
-        largest, total, output = self._loop(turn, state, places)
-        output = output / ops.where(total > 0, total, 1.0)
-        seen = total > 0
-        sums = ops.log(ops.where(seen, total, 1.0)) + ops.where(seen, largest, HIDDEN)
-        return ops.concatenate([output, sums], axis=-1)
+        state = self._loop(turn, before_turns(query, value.shape[-1]), places)
+        return ops.concatenate(after_turns(*state), axis=-1)
 
     def _backward(self, tensors, places, result, upstream):
         query, *pairs = tensors
@@ -196,13 +187,45 @@ class _Turns:
         return self._loop(turn, [ops.zeros_like(x) for x in tensors], places)
 
 
+def before_turns(query, value_dim):
+    """Returns the state of the softmax of queries before they have seen anything.
+
+    It is the largest logit, the sum of exponentials of logits less this one, and that
+    of values with these weights: `<float32>[..., queries, 1]`, again, and
+    `<float32>[..., queries, value_dim]`.
+    """
+    zero = ops.zeros_like(query[..., :1])
+    return zero + HIDDEN, zero, zero * ops.zeros((1, value_dim), "float32")
+
+
+def next_turn(state, logits, value):
+    """Returns the state after more logits, which are hidden where nothing is seen.
+
+    Args:
+        state: as `before_turns` returns it.
+        logits: `<float32>[..., queries, keys]`.
+        value: `<float32>[..., keys, value_dim]`.
+    """
+    largest, total, output = state
+    own = extremes.largest(logits, axis=-1, keepdims=True)
+    own = ops.maximum(own, largest)
+    scale = ops.exp(largest - own)
+    weights = ops.where(logits > HIDDEN / 2, ops.exp(logits - own), 0.0)
+    total = total * scale + ops.sum(weights, axis=-1, keepdims=True)
+    return own, total, output * scale + product(weights, value)
+
+
+def after_turns(largest, total, output):
+    """Returns outputs, and logarithms of the sums `<float32>[..., queries, 1]`."""
+    seen = total > 0
+    total = ops.where(seen, total, 1.0)
+    return output / total, ops.log(total) + ops.where(seen, largest, HIDDEN)
+
+
 def _added(x, rows, places):
     """Adds `[B, G, N, ...]` to `[B, G, M, ...]` at places `<int32>[B, G, N]`."""
     batch, heads, number, *rest = ops.shape(x)
     flat = gathering.flat_positions(places, number)
-    size = 1
-    for each in rest:
-        size = size * each
-    rows = ops.reshape(rows, (-1, size))
+    rows = ops.reshape(rows, (-1, math.prod(rest)))
     added = backends.segment_sum(rows, flat, num_segments=batch * heads * number)
     return x + ops.reshape(added, ops.shape(x))

@@ -126,6 +126,23 @@ def test_another_sequence(options):
     assert_as_defined(made(4, **options), arrays, mask, bias, causal=False, cross=True)
 
 
+@pytest.mark.parametrize("keeps_all", [True, False])
+def test_a_cache_forgets_documents(keeps_all):
+    """Also where many tokens follow before any pair stops being near."""
+    options = {**SIZES, **NEAR, "keeps_all": keeps_all}
+    attention = helpers.attention(layers.MultipoleHeads(2, **options), key_dim=DIM)
+    x = helpers.normal(1, LENGTH, 8)
+    cache, outputs = attention.make_cache(1, LENGTH), []
+    for first, last, number in ((0, 20, 1), (20, 22, 2), (22, LENGTH, None)):
+        ids = None if number is None else np.full((1, last - first), number)
+        output, cache = attention(
+            x[:, first:last], cache=cache, cache_index=first, segment_ids=ids
+        )
+        outputs.append(golden_cases.to_numpy(output))
+    expected = golden_cases.to_numpy(attention(x[:, 20:], use_causal_mask=True))
+    golden_cases.assert_close(np.concatenate(outputs[1:], axis=1), expected, 2e-5)
+
+
 @pytest.mark.parametrize("summaries", [True, False])
 def test_a_match_that_is_not_read_teaches(summaries):
     """Through the mean of its cluster, a key has a gradient."""

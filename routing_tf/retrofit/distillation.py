@@ -79,7 +79,7 @@ class _Distiller(keras.Model):
     """
 
     def __init__(self, model, slots, trained):
-        super().__init__()
+        super().__init__(name="distiller")
         self.model = model
         self._slots = slots
         # As NumPy, lest a compiled function holds the weights themselves.

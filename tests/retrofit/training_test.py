@@ -8,7 +8,7 @@ from routing_tf import retrofit
 from tests.retrofit import families
 from tests.retrofit.families_test import FAR
 
-pytestmark = [pytest.mark.usefixtures("eager"), *families.NOT_ON_JAX]
+pytestmark = families.NOT_ON_JAX
 
 
 def changed(family="GPT2", **options):
@@ -22,6 +22,7 @@ def centroids(model):
     return [keras.ops.convert_to_numpy(x) for x in found]
 
 
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("frozen", [True, False])
 def test_adapters_are_trained_and_centroids_move_if_they_may(frozen):
     model = changed(frozen=frozen)
@@ -47,11 +48,11 @@ def test_distillation_brings_layers_closer_to_the_full_ones(family):
     model = changed(family)
     before = [keras.ops.convert_to_numpy(x) for x in model.weights]
     flags = [x.trainable for x in model.weights]
-    optimizer = keras.optimizers.Adam(0.01)
+    optimizer = keras.optimizers.Adam(0.003)
     losses = retrofit.distill(model, families.IDS, 8, optimizer)
     assert len(losses) == 8
     # The two sequences take turns.
-    assert losses[6] < losses[0] and losses[7] < losses[1]
+    assert sum(losses[-2:]) < 0.9 * sum(losses[:2])
     assert flags == [x.trainable for x in model.weights]
     for weight, old in zip(model.weights, before, strict=True):
         same = np.array_equal(keras.ops.convert_to_numpy(weight), old)

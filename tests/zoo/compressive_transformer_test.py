@@ -218,6 +218,7 @@ def test_refusals(make, message):
 
 def test_images_with_channels_first_change_nothing():
     layer, x = zoo.CompressiveAttention(2, 3, 4, 4, 6, 2), helpers.normal(1, 22, 8)
+    layer.build(x.shape)
     expected, _ = golden_cases.run(layer, x)
     before = keras.config.image_data_format()
     keras.config.set_image_data_format("channels_first")

@@ -34,7 +34,7 @@ CASES = {
     "sink_logits": {"sink_logits": True},
     "all_near": {"num_recent": 100, "block_length": 7},
     "whole": {"keeps_all": True, "logit_soft_cap": 1.5},
-    "all_whole": {"clusters_per_query": 5, "keeps_all": True},
+    "all_whole": {"clusters_per_query": 5, "keeps_all": True, "logit_soft_cap": 1.5},
     "all_read": {"clusters_per_query": 5, "attention_window": 5 * LENGTH},
 }
 FEW = ("plain", "aligned", "shifted", "far", "sink_logits")
@@ -175,7 +175,8 @@ def test_a_match_that_is_not_read_teaches(summaries):
 def test_equals_full_attention_where_it_should(case):
     """In gradients, too."""
     arrays = dict(zip(("query", "key", "value"), inputs()))
-    groups = layers.FullHeads(2), made(**CASES[case])
+    cap = CASES[case].get("logit_soft_cap")
+    groups = layers.FullHeads(2, logit_soft_cap=cap), made(**CASES[case])
     expected, found = (
         golden_cases.gradients(
             group,

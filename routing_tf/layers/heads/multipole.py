@@ -22,6 +22,7 @@ from routing_tf.layers.routing.multipole import reads_of_pairs
 from routing_tf.layers.routing.online_kmeans import normalize
 from routing_tf.layers.routing.pairs import Pairs
 from routing_tf.layers.routing.pairs import Queries
+from routing_tf.layers.routing.pairs import Turn
 from routing_tf.layers.routing.pairs import document_places
 from routing_tf.layers.routing.routed_tokens import RoutedTokens
 from routing_tf.layers.routing.routed_tokens import real_tokens
@@ -278,11 +279,8 @@ class MultipoleHeads(ClusteredHeads):
 
     def _attend(self, inputs, queries, keys, training=None):
         key_mask, value_mask = inputs.key_mask, inputs.value_mask
-        places, starts = document_places(
-            length_of(inputs.value, 2),
-            combine_masks(key_mask, value_mask),
-            inputs.segments,
-        )
+        length, real = length_of(inputs.value, 2), combine_masks(key_mask, value_mask)
+        places, starts = document_places(length, real, inputs.segments)
         if self.key_shift:
             own = dataclasses.replace(inputs, key=keys["key"])
             value_mask = shift.offer_previous_keys(own).value_mask
@@ -297,9 +295,14 @@ class MultipoleHeads(ClusteredHeads):
                 refuse_segments(self, "means of another sequence cross their borders")
             return self._attend_to_memory(queries, pairs, starts, training)
         queries = Queries(*queries, places, segments, starts)
-        is_whole = inputs.value_mask is None and segments is None
         kind = MultipolePass if inputs.use_causal_mask else TwoSidedPass
-        return kind(self, queries, pairs, is_whole).attend(training)
+        if segments is not None:
+            return kind(self, queries, pairs).attend(training)
+        if real is None:
+            return kind(self, queries, pairs, is_whole=True).attend(training)
+        turn = Turn(starts, length)
+        queries, pairs = turn.of_queries(queries), turn.of_pairs(pairs)
+        return turn.back(kind(self, queries, pairs, is_whole=True).attend(training))
 
     def _attend_to_memory(self, queries, pairs, starts, training):
         clusters = pairs.far_clusters(self)

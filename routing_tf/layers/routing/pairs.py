@@ -134,3 +134,47 @@ def document_places(length, mask, segments):
         is_first = ops.logical_or(is_first, positions == 0)
         starts = ops.maximum(starts, segment.first_positions(is_first))
     return positions - starts, starts
+
+
+class Turn:
+    """Turns rows of tokens until their documents start at the first place.
+
+    What stands before a document, which is padding, goes behind all others.
+
+    Args:
+        starts: `<int32>`, broadcastable to `[B, 1, 1]`, where documents start.
+        length: number of tokens.
+    """
+
+    def __init__(self, starts, length):
+        places = numbers(length)[None, None]
+        self._places = ops.convert_to_tensor(places)
+        self._sources = (places + starts) % length
+        self._targets = (places + length - starts) % length
+
+    def of_queries(self, queries):
+        """Returns turned `Queries`, in one document without padding before it."""
+        same = queries.near is queries.far
+        near = self._turned(queries.near)
+        far = near if same else self._turned(queries.far)
+        return Queries(near, far, self._places, starts=0)
+
+    def of_pairs(self, pairs):
+        """Returns turned `Pairs`."""
+        same = pairs.key is pairs.far_key
+        fields = ("key", "value", "clusters", "places", "bias")
+        fields += () if same else ("far_key",)
+        found = {name: self._turned(getattr(pairs, name)) for name in fields}
+        return Pairs(**{"far_key": found["key"], **found})
+
+    def back(self, x):
+        """Returns `[B, H, L, D]` in the order of before."""
+        return gathering.permuted(x, self._targets, self._sources)
+
+    def _turned(self, x):
+        if x is None:
+            return None
+        if len(x.shape) == 4:
+            return gathering.permuted(x, self._sources, self._targets)
+        of_all = x + ops.zeros_like(self._sources, dtype=x.dtype)
+        return at_places(of_all, self._sources)

@@ -7,6 +7,8 @@ import math
 
 from keras import ops
 
+from routing_tf.layers.support.stated_gradients import stated_gradient
+
 
 def gather_entries(mask, members, length):
     """Returns the entries of a mask or bias, broadcastable to `[B, H, L]`, of members.
@@ -31,6 +33,27 @@ def gather(x, members):
     # A flat index is many times faster on CPU than `take_along_axis`.
     rows = ops.take(flat, flat_positions(members, length), axis=0)
     return ops.reshape(rows, (*ops.shape(members), dim))
+
+
+def permuted(x, sources, targets):
+    """Returns rows of `[B, H, L, D]` in another order.
+
+    Args:
+        x: the rows.
+        sources: `<int32>[B, 1, L]`, where the row of each place comes from.
+        targets: likewise, where each row goes.
+    """
+
+    # Each row goes to one place, so the gradient need not add up.
+    @stated_gradient
+    def permute(x, sources, targets):
+        def gradient(upstream):
+            return gather(upstream, targets), None, None
+
+        return gather(x, sources), gradient
+
+    shape = ops.shape(x)[:3]
+    return permute(x, *(ops.broadcast_to(y, shape) for y in (sources, targets)))
 
 
 def gather_blocks(x, blocks):

@@ -16,6 +16,10 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.segments import segment_mask
 
+# A chunk of reads copies the keys that it reads, so small ones cost more than the empty
+# slots of larger ones.
+MIN_READS_OF_CHUNK = 32
+
 
 class OfTokens:
     """Tokens whose queries read the cluster of their own keys.
@@ -85,7 +89,6 @@ class ClusterReads:
 
     In the order of clusters, a query sees one range of keys of a cluster. Queries whose
     ranges end in the same chunk of keys are grouped, so that they read the same chunks.
-    The work is `(2 Q + K * C) * (W + C)` pairs.
 
     Args:
         clusters: `<int32>[B, H, L]`, those of keys.
@@ -113,7 +116,7 @@ class ClusterReads:
         if asks is not None:
             last = ops.where(asks, last, num_chunks)
             num_chunks += 1
-        self.order = ClusterOrder(last, num_chunks, size)
+        self.order = ClusterOrder(last, num_chunks, max(size, MIN_READS_OF_CHUNK))
         last = ops.minimum(self.order.cluster_of_chunk, self.keys.num_chunks - 1)
         self.last = last
         num_back = -(-(window - 1) // size)

@@ -4,8 +4,14 @@ import functools
 
 import keras
 import keras_hub
+import numpy as np
 import pytest
+import tensorflow as tf
 
+from routing_tf.cli import analyse
+from routing_tf.cli import evaluate
+from routing_tf.cli import export
+from routing_tf.cli import generate
 from routing_tf.cli import sparsify
 from routing_tf.retrofit import scoring
 from tests import command_line
@@ -84,6 +90,68 @@ def test_a_changed_model_is_written_and_scored_once(
     full = sum(score(original, row) for row in scored[:3]) / 3
     assert f"{sparse:.4f}; with full attention {full:.4f}" in said
     assert sparse != full
+
+
+@pytest.fixture(scope="module")
+def sparse(preset):
+    """Returns a folder with the changed model."""
+    assert run(*arguments_for(preset, preset)[:3], "--num_clusters=4") == 0
+    return preset / "sparse"
+
+
+@pytest.mark.usefixtures("eager")
+def test_other_commands_take_the_changed_model(preset, sparse, capsys):
+    lm = keras_hub.models.CausalLM.from_preset(str(sparse))
+    lm.compile(sampler="greedy")
+    flags = ["--sampler=greedy", "--prompt=a cab", "--max_length=20"]
+    capsys.readouterr()
+    assert command_line.run(generate, f"--model_dir={sparse}", *flags) == 0
+    expected = lm.generate("a cab", max_length=20)
+    assert len(expected) > len("a cab")
+    assert capsys.readouterr().out.strip("\n") == expected.strip("\n")
+
+    flags = [f"--texts={preset / 'other.txt'}", "--length=50"]
+    assert command_line.run(evaluate, f"--model_dir={sparse}", *flags) == 0
+    said = capsys.readouterr().out.splitlines()
+    start, text = lm.preprocessor.tokenizer.start_token_id, TEXT[::-1]
+    ids, total = np.asarray(lm.preprocessor.tokenizer(text)), 0.0
+    for row in np.split(ids, range(50, len(ids), 50)):
+        given = np.concatenate([[start], row[:-1]])[None]
+        inputs = {"token_ids": given, "padding_mask": np.ones_like(given)}
+        logits = keras.ops.convert_to_numpy(lm(inputs))[0].astype("float64")
+        shares = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+        total -= np.log2(shares[np.arange(len(row)), row]).sum()
+    assert said[-1] == f"held-out bits per byte: {total / len(text):.4f}"
+    assert "strictly causal: no later token influences a score" in said
+
+    flags = ["--what=causality", f"--text={text[:40]}"]
+    assert command_line.run(analyse, f"--model_dir={sparse}", *flags) == 0
+    assert "strictly causal" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_changed_model_is_exported(sparse, tmp_path):
+    lm = keras_hub.models.CausalLM.from_preset(str(sparse))
+    served = tmp_path / "served"
+    flags = [f"--model_dir={sparse}", f"--export_dir={served}"]
+    assert command_line.run(export, *flags) == 0
+    ids = np.arange(40, dtype="int32")[None] % lm.backbone.vocabulary_size
+    inputs = {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+    served = tf.saved_model.load(str(served))
+    np.testing.assert_allclose(served.serve(inputs), lm(inputs), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "command, flags, message",
+    [
+        (generate, ["--stream"], "--stream has no effect with a model of keras_hub"),
+        (generate, ["--prompt=" + TEXT], "`--max_length` must be longer than every"),
+        (analyse, ["--what=reads"], "`--what` must be causality, and `--text` given"),
+        (evaluate, [], "`--model_dir` must hold a run"),
+    ],
+)
+def test_mistakes_with_the_changed_model(command, flags, message, sparse, refused):
+    assert refused(command, f"--model_dir={sparse}", *flags).startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from absl import flags
 
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
+from routing_tf.cli import hub_models
 from routing_tf.cli.copies import DEFAULT_EXAMPLES
 from routing_tf.cli.copies import DEFAULT_LENGTHS
 from routing_tf.cli.copies import ROUTING_SCOPES
@@ -63,7 +64,11 @@ FLAGS = {
         "read.",
         required=True,
     ),
-    "model_dir": flag_kinds.path("Folder of the run.", required=True),
+    "model_dir": flag_kinds.path(
+        "Folder of the run; with --what=causality and --text also a preset directory "
+        "of keras_hub or of `sparsify`.",
+        required=True,
+    ),
     **commands.DATA,
     "split": flag_kinds.choice(
         "test", ["validation", "test"], "Split of the data to analyse."
@@ -125,7 +130,9 @@ FLAGS = {
     ),
     "seed": flag_kinds.integer(0, 0, "causality, jsd: seed of the random draws."),
     "text": flag_kinds.string(
-        None, "maps, reads: the text to analyse. Default: the first held-out window."
+        None,
+        "maps, reads, and models of keras_hub: the text to analyse. Default: the first "
+        "held-out window.",
     ),
     "output_dir": flag_kinds.path(
         "maps, reads: folder of the pictures. Default: MODEL_DIR/maps or "
@@ -141,6 +148,10 @@ def define_flags(values=flags.FLAGS):
 
 def run(options):
     """Analyses as the flags say."""
+    if hub_models.is_preset(options.model_dir):
+        read = ("text", "length")
+        hub_models.analyse(options, *(x for x in (*READERS, *SHARED) if x not in read))
+        return
     unread = [name for name in READERS if options.what not in READERS[name]]
     commands.refuse(options, unread, f"with --what={options.what}")
     from routing_tf.analysis import looks

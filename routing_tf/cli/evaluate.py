@@ -20,6 +20,7 @@ from absl import flags
 
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
+from routing_tf.cli import hub_models
 from routing_tf.cli.copies import ROUTING_SCOPES
 from routing_tf.files import named_files
 from routing_tf.files.splits import SPLITS
@@ -29,7 +30,8 @@ FLAGS = {
     **commands.CHECKPOINT,
     "model_dir": flag_kinds.path(
         "Folder of the run to evaluate, or the path of one of its checkpoints; with "
-        "--texts also a .keras file or a preset directory.",
+        "--texts also a .keras file or a preset directory, also one of keras_hub or of "
+        "`sparsify`.",
         required=True,
     ),
     **commands.DATA,
@@ -49,6 +51,12 @@ FLAGS = {
         "Files or glob patterns of UTF-8 text to score instead of the run's data, "
         "separated by commas. Each file is a separate text, cut into windows of the "
         "model's length, which are scored independently."
+    ),
+    "length": flag_kinds.integer(
+        None,
+        2,
+        "--texts with a model of keras_hub: tokens of a window. Default: that of its "
+        "preprocessor.",
     ),
     "routing_scope": flag_kinds.choice(
         None,
@@ -80,11 +88,12 @@ def run(options):
     if options.texts:
         score_texts(options)
         return
-    if options.num_words:
-        raise ValueError(
-            "`--num_words` is for `--texts`. Received: "
-            f"--num_words={options.num_words} without `--texts`"
-        )
+    for name in ("num_words", "length"):
+        if options[name].present:
+            raise ValueError(
+                f"`--{name}` is for `--texts`. Received: "
+                f"--{name}={options[name].value} without `--texts`"
+            )
     path = pathlib.Path(options.model_dir)
     if path.suffix == ".keras" or (path / "config.json").is_file():
         raise ValueError(
@@ -162,6 +171,10 @@ def score_texts(options):
 
     paths = named_files.find_files("--texts", options.texts)
     check_texts(paths)
+    if hub_models.is_preset(options.model_dir):
+        hub_models.score_texts(options, paths, "routing_scope", "num_words")
+        return
+    commands.refuse(options, ["length"], "without a model of keras_hub")
     lm = loading.load_language_model(options.model_dir, options.checkpoint)
     if not isinstance(lm, models.RoutingTransformerCausalLM):
         raise ValueError(

@@ -13,6 +13,7 @@ from absl import logging
 
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
+from routing_tf.cli import hub_models
 from routing_tf.cli.copies import ROUTING_SCOPES
 from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
@@ -38,7 +39,9 @@ FLAGS = {
     **commands.BACKEND,
     **commands.CHECKPOINT,
     "model_dir": flag_kinds.path(
-        "Folder of a run, a .keras file or a preset directory.", required=True
+        "Folder of a run, a .keras file or a preset directory; of one of keras_hub or "
+        "`sparsify` the call is written, from ids to logits.",
+        required=True,
     ),
     "export_dir": flag_kinds.path(
         "Folder to write the SavedModel into: new, empty or an earlier export, which "
@@ -75,17 +78,23 @@ def run(options):
 
     saved_model.check_backend(options.model_dir, options.export_dir)
     _check_folder(options.export_dir, options.overwrite)
-    model = loading.load_language_model(options.model_dir, options.checkpoint)
-    print(f"model: {options.model_dir}", flush=True)
-    with fill_folder(options.export_dir) as folder:
-        model.export(
-            folder,
-            verbose=True,
-            routing_scope=options.routing_scope,
-            max_length=options.max_length,
-        )
+    if hub_models.is_preset(options.model_dir):
+        with fill_folder(options.export_dir) as folder:
+            unread = "routing_scope", "max_length"
+            snippet = hub_models.export(options, folder, *unread)
+    else:
+        model = loading.load_language_model(options.model_dir, options.checkpoint)
+        print(f"model: {options.model_dir}", flush=True)
+        with fill_folder(options.export_dir) as folder:
+            model.export(
+                folder,
+                verbose=True,
+                routing_scope=options.routing_scope,
+                max_length=options.max_length,
+            )
+        snippet = _snippet(model, options)
     print(f"SavedModel: {options.export_dir}; this uses it:\n")
-    print(textwrap.indent(_snippet(model, options), "    "))
+    print(textwrap.indent(snippet, "    "))
 
 
 def _check_folder(folder, overwrite):

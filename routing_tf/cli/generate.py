@@ -35,6 +35,7 @@ from absl import flags
 
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
+from routing_tf.cli import hub_models
 from routing_tf.cli import samplers
 from routing_tf.cli.copies import DEFAULT_LABELS
 from routing_tf.cli.copies import MAX_DEFAULT_LENGTH
@@ -58,7 +59,7 @@ FLAGS = {
     **commands.CHECKPOINT,
     "model_dir": flag_kinds.path(
         "Folder of a run, whose last checkpoint is used, or a .keras file or a preset "
-        "directory.",
+        "directory, also one of keras_hub or of `sparsify`.",
         required=True,
     ),
     "output_file": flag_kinds.path(
@@ -185,6 +186,13 @@ def run(options):
     from routing_tf.training import loading
 
     check_output_file(options)
+    seed = options.seed
+    if seed is None:
+        seed = int(np.random.default_rng().integers(2**31))
+    if hub_models.is_preset(options.model_dir):
+        unread = (*IMAGE_FLAGS, *STREAM_FLAGS)
+        hub_models.generate(options, read_prompts(options), seed, *unread)
+        return
     lm = loading.load_language_model(options.model_dir, options.checkpoint)
     # By the class of the model: its function, and flags of other models.
     kinds = {
@@ -202,9 +210,6 @@ def run(options):
         )
     generate, others = kinds[type(lm)]
     commands.refuse(options, others, f"with a {type(lm).__name__}")
-    seed = options.seed
-    if seed is None:
-        seed = int(np.random.default_rng().integers(2**31))
     given = {name: options[name].value for name in samplers.SAMPLER_FLAGS}
     sampler = samplers.make_sampler(options.sampler, seed, lm.hyperparameters, **given)
     told = f", seed {seed}" if hasattr(sampler, "seed") else ""

@@ -14,6 +14,7 @@ from absl import flags
 
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
+from routing_tf.cli import hub_models
 from routing_tf.files import named_files
 from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
@@ -76,10 +77,10 @@ def run(options):
     if not is_there:
         _check_new(options, out)
     if is_there:
-        lm = _loaded("output_dir", out)
+        lm = hub_models.load("output_dir", out)
         print(f"goes on with the model in {out!r}")
     else:
-        lm = _loaded("preset", os.path.expanduser(options.preset))
+        lm = hub_models.load("preset", os.path.expanduser(options.preset))
         _change(lm, options, keep_full)
     if options.evaluate:
         _evaluate(lm, options)
@@ -109,28 +110,6 @@ def _check_new(options, out):
             "`--calibration` must be given for a new model. Received: none. Pass files "
             "with some thousand tokens of text"
         )
-
-
-def _loaded(flag, path):
-    """Returns the `CausalLM` of a preset."""
-    import keras_hub
-
-    from routing_tf import retrofit as retrofit  # registers changed models
-
-    try:
-        lm = keras_hub.models.CausalLM.from_preset(path)
-    # Whatever keras_hub, its hosts and the network raise.
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(
-            f"`--{flag}` must be a preset of a language model of keras_hub. Received: "
-            f"--{flag}={path!r}: {reason[0]}"
-        ) from error
-    if getattr(lm, "preprocessor", None) is None:
-        raise ValueError(
-            f"`--{flag}` must be a preset with a tokenizer. Received: --{flag}={path!r}"
-        )
-    return lm
 
 
 def _texts(flag, patterns):

@@ -151,7 +151,7 @@ class Continuation:
         inputs = self._inputs(filled)
         stop = None if self.stop_token_id is None else [self.stop_token_id]
         outputs = self.lm.make_generate_function()(inputs, stop_token_ids=stop)
-        prefix = "decoder_" if self.lm.hyperparameters.kind == "seq2seq" else ""
+        prefix = "decoder_" if self._takes_sources else ""
         token_ids, mask = (
             np.array(ops.convert_to_numpy(outputs[prefix + name]))
             for name in ("token_ids", "padding_mask")
@@ -166,9 +166,14 @@ class Continuation:
                     break
             yield from _finish(sample)
 
+    @property
+    def _takes_sources(self):
+        hyperparameters = getattr(self.lm, "hyperparameters", None)
+        return hyperparameters is not None and hyperparameters.kind == "seq2seq"
+
     def _inputs(self, samples):
         """Returns the inputs of `lm.generate_step`."""
-        if self.lm.hyperparameters.kind == "seq2seq":
+        if self._takes_sources:
             sources = [sample.prompt for sample in samples]
             return self.lm.preprocessor.generate_preprocess(
                 {"encoder_text": sources, "decoder_text": [""] * len(sources)},

@@ -32,7 +32,7 @@ def influence_of_later_tokens(scorer, inputs, targets, scores=None):
     name = next(name for name in MASKS if name in inputs)
     tokens = np.asarray(inputs[name])
     real = np.asarray(inputs[MASKS[name]]).astype(bool)
-    num_words = scorer.hyperparameters.vocabulary_size
+    num_words = scorer.vocabulary_size
     rows = len(tokens)
     lengths = real.reshape(rows, -1).sum(axis=1)
     if num_words < 2 or lengths.max(initial=0) < 2:

@@ -26,6 +26,10 @@ class TokenScorer:
         if engine is not None and engine.num_devices > 1:
             self._score = engine.compile_scorer(lm, self._nats)
 
+    @property
+    def vocabulary_size(self):
+        return self.hyperparameters.vocabulary_size
+
     def _nats(self, batch):
         inputs = inputs_of(self.model, batch)
         logits = self.model(inputs, training=False, routing_scope=self.routing_scope)

@@ -1,4 +1,4 @@
-"""Nats per token of texts: how much worse is a changed model?"""
+"""Scores of texts under models of keras_hub: how much worse is a changed model?"""
 
 import hashlib
 import json
@@ -8,6 +8,9 @@ import numpy as np
 from keras import ops
 
 from routing_tf.files.atomic import write_whole
+from routing_tf.files.progress import progress
+from routing_tf.models.influence import influence_of_later_tokens
+from routing_tf.models.score import Score
 
 #: Name of the file of figures in a preset.
 FIGURES = "evaluation.json"
@@ -38,12 +41,86 @@ def nats(lm, row):
         lm: a `CausalLM`.
         row: ids, `<int32>[length]`.
     """
-    logits = lm({"token_ids": row[None], "padding_mask": np.ones_like(row)[None]})
     first = max(len(row) // 4, 1)
-    logits = ops.cast(logits[0, first - 1 : -1], "float32")
-    chosen = ops.take_along_axis(logits, ops.expand_dims(row[first:], -1), axis=-1)
-    losses = ops.logsumexp(logits, axis=-1) - chosen[:, 0]
-    return float(ops.convert_to_numpy(ops.mean(losses)))
+    found = _log_likelihoods(lm, row[None, :-1], row[None, 1:])
+    return -float(np.mean(found[0, first - 1 :]))
+
+
+def _log_likelihoods(lm, ids, targets):
+    """Returns those of the tokens after each id, `<float32>[rows, length]`."""
+    logits = lm({"token_ids": ids, "padding_mask": np.ones_like(ids)}, training=False)
+    logits = ops.cast(logits, "float32")
+    chosen = ops.take_along_axis(logits, ops.expand_dims(targets, -1), axis=-1)
+    found = chosen[..., 0] - ops.logsumexp(logits, axis=-1)
+    return ops.convert_to_numpy(found)
+
+
+def ids_of(lm, text):
+    """Returns the ids of a text, without a leading one, `<int32>[length]`."""
+    ids = lm.preprocessor.tokenizer(text)
+    return np.asarray(ops.convert_to_numpy(ids), "int32")
+
+
+def score(lm, text, length):
+    """Returns the `Score` of all tokens of a text, in windows that are scored alone.
+
+    Args:
+        lm: a `CausalLM` with a preprocessor.
+        text: the text, not empty.
+        length: number of tokens of a window.
+    """
+    ids = ids_of(lm, text)
+    scorer = HubScorer(lm)
+    rows = [ids[start : start + length] for start in range(0, len(ids), length)]
+    found = [scorer.score_row(row) for row in progress(rows, "window")]
+    places = np.arange(len(ids))
+    return Score(
+        log_likelihoods=np.concatenate(found).astype("float64"),
+        token_ids=ids,
+        tokens=None,
+        offsets=np.stack([places, places + 1], axis=-1),
+        routing_scope="full",
+        num_bytes=len(text.encode()),
+        num_words=len(text.split()),
+    )
+
+
+def influence(lm, ids):
+    """Returns how much later tokens move scores, see `influence_of_later_tokens`."""
+    scorer = HubScorer(lm)
+    inputs = scorer.inputs(ids)
+    return influence_of_later_tokens(scorer, inputs, np.asarray(ids)[None])
+
+
+class HubScorer:
+    """Scores all tokens of windows, the first one after the id that starts a text.
+
+    Args:
+        lm: a `CausalLM` with a preprocessor. Where its tokenizer has no id that starts
+            a text, the one that ends it stands there.
+
+    Attributes:
+        vocabulary_size: number of ids.
+    """
+
+    def __init__(self, lm):
+        self._lm, tokenizer = lm, lm.preprocessor.tokenizer
+        self.vocabulary_size = lm.backbone.vocabulary_size
+        ids = (getattr(tokenizer, f"{x}_token_id", None) for x in ("start", "end"))
+        self._start = next((x for x in ids if x is not None), 0)
+
+    def inputs(self, ids):
+        """Returns the inputs for a window of ids, `[length]`."""
+        ids = np.concatenate([[self._start], ids[:-1]]).astype("int32")[None]
+        return {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+
+    def score(self, inputs, targets):
+        """Returns the log-likelihoods of targets, `<float32>[rows, length]`."""
+        return _log_likelihoods(self._lm, inputs["token_ids"], targets)
+
+    def score_row(self, ids):
+        """Returns the log-likelihoods of a window of ids, `<float32>[length]`."""
+        return self.score(self.inputs(ids), ids[None])[0]
 
 
 class Figures:

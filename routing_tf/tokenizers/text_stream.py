@@ -11,6 +11,9 @@ from routing_tf.tokenizers.subword_tokenizer import SubwordTokenizer
 from routing_tf.tokenizers.word_tokenizer import UNKNOWN_TOKEN
 from routing_tf.tokenizers.word_tokenizer import WordTokenizer
 
+# Pieces before a text that say whether it starts with a space.
+LONGEST_CONTEXT = 8
+
 
 def text_stream(tokenizer, context=()):
     """Makes a decoder of tokens that come one by one.
@@ -19,6 +22,8 @@ def text_stream(tokenizer, context=()):
     `end()` returns the rest. Together they return the result of `tokenizer.detokenize`,
     and a line break for an end id, after which a new text starts. `context` are ids of
     the text before, such as a prompt, which is not returned.
+
+    Tokenizers of keras_hub have streams as well, without a line break for an end id.
 
     Example:
 
@@ -37,10 +42,7 @@ def text_stream(tokenizer, context=()):
         return SubwordStream(tokenizer, context)
     if isinstance(tokenizer, WordTokenizer):
         return WordStream(tokenizer, context)
-    raise ValueError(
-        "`tokenizer` must be a ByteTokenizer, SubwordTokenizer or WordTokenizer. "
-        f"Received: {type(tokenizer).__name__}"
-    )
+    return PieceStream(tokenizer, context)
 
 
 class ByteStream:
@@ -126,3 +128,38 @@ class WordStream:
         if 0 <= token_id < self._tokenizer.vocabulary_size():
             return self._tokenizer.id_to_token(token_id)
         return "\ufffd" if self._tokenizer.unknown_token_id is None else UNKNOWN_TOKEN
+
+
+class PieceStream:
+    """Holds pieces of a character back until the last one comes.
+
+    Args:
+        tokenizer: a tokenizer of keras_hub.
+        context: ids of the text before.
+    """
+
+    def __init__(self, tokenizer, context=()):
+        self._tokenizer = tokenizer
+        # Some spaces belong to two pieces.
+        self._before, self._held = [int(x) for x in context][-LONGEST_CONTEXT:], []
+
+    def add(self, token_id):
+        """Returns the text that an id completes."""
+        self._held.append(int(token_id))
+        text = self._new_text()
+        return "" if text.endswith("\ufffd") else self._given(text)
+
+    def end(self):
+        """Returns the text that is held back, with U+FFFD for part of a character."""
+        return self._given(self._new_text())
+
+    def _given(self, text):
+        self._before, self._held = (self._before + self._held)[-LONGEST_CONTEXT:], []
+        return text
+
+    def _new_text(self):
+        before, both = (
+            str(self._tokenizer.detokenize(ids)) if ids else ""
+            for ids in (self._before, self._before + self._held)
+        )
+        return both[len(before) :]

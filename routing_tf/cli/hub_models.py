@@ -1,0 +1,142 @@
+"""Models of keras_hub, changed by `sparsify` or not, in commands for trained models."""
+
+import pathlib
+import sys
+import types
+
+from routing_tf.cli import commands
+from routing_tf.cli import samplers
+from routing_tf.files import named_files
+from routing_tf.files import safe_loading
+
+MODULES = ("keras_hub.", "routing_tf.retrofit.")
+
+
+def is_preset(path):
+    """Returns whether there is a preset directory of a model of keras_hub."""
+    config = pathlib.Path(path) / "config.json"
+    if not config.is_file():
+        return False
+    module = safe_loading.read_json(config).get("module")
+    return str(module).startswith(MODULES)
+
+
+def load(flag, path):
+    """Returns the `CausalLM` of a preset, which must have a tokenizer."""
+    import keras_hub
+
+    from routing_tf import retrofit as retrofit  # registers changed models
+
+    try:
+        lm = keras_hub.models.CausalLM.from_preset(path)
+    # Whatever keras_hub, its hosts and the network raise.
+    except Exception as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"`--{flag}` must be a preset of a language model of keras_hub. Received: "
+            f"--{flag}={path!r}: {reason[0]}"
+        ) from error
+    if getattr(lm, "preprocessor", None) is None:
+        raise ValueError(
+            f"`--{flag}` must be a preset with a tokenizer. Received: --{flag}={path!r}"
+        )
+    return lm
+
+
+def _loaded(options, *unread):
+    """Returns the model of `--model_dir`; flags that nothing reads are refused."""
+    commands.refuse(options, ("checkpoint", *unread), "with a model of keras_hub")
+    print(f"model: {options.model_dir}", file=sys.stderr, flush=True)
+    return load("model_dir", options.model_dir)
+
+
+def generate(options, prompts, seed, *unread):
+    """Continues prompts, as the flags of `generate` say."""
+    from routing_tf.generation import display
+    from routing_tf.retrofit import texts
+
+    lm = _loaded(options, *unread)
+    given = {name: options[name].value for name in samplers.SAMPLER_FLAGS}
+    size = lm.backbone.vocabulary_size
+    of_texts = types.SimpleNamespace(kind="text", vocabulary_size=size)
+    sampler = samplers.make_sampler(options.sampler, seed, of_texts, **given)
+    continuation = texts.HubContinuation(
+        lm,
+        sampler,
+        options.max_length or lm.preprocessor.sequence_length,
+        None if options.stop_at_end is False else texts.end_id(lm),
+        options.batch_size,
+        by_steps=False,
+    )
+    samples = continuation.samples(prompts, options.num_samples, options.stop)
+    display.write_texts(continuation, samples, len(prompts), options.output_file)
+
+
+def score_texts(options, paths, *unread):
+    """Scores files, as the flags of `evaluate` say."""
+    from routing_tf.models import score as scores
+    from routing_tf.retrofit import scoring
+    from routing_tf.training import evaluation
+
+    lm = _loaded(options, *unread)
+    length = options.length or lm.preprocessor.sequence_length
+    print(f"windows: {length} tokens, each scored alone")
+    found = []
+    for path in paths:
+        text = named_files.read_file(path, "texts").decode("utf-8")
+        if not text:
+            print(f"{path}: empty")
+            continue
+        found.append(scoring.score(lm, text, length))
+        print(evaluation.describe_score(path, found[-1]), flush=True)
+    if not found:
+        raise ValueError(
+            f"`--texts` must name a file that is not empty. Received: {options.texts!r}"
+        )
+    total = scores.join(found)
+    print(evaluation.describe_score("total", total))
+    longest = max(found, key=lambda each: each.num_tokens)
+    print(_said(scoring.influence(lm, longest.token_ids[:length])))
+    print(evaluation.final_line_of_texts(total))
+
+
+def export(options, folder, *unread):
+    """Writes a SavedModel, from ids to logits, and returns Python that uses it."""
+    lm = _loaded(options, *unread)
+    lm.export(folder, verbose=False)
+    return (
+        "import tensorflow as tf\n\n"
+        f"served = tf.saved_model.load({options.export_dir!r})\n"
+        'ids = {"token_ids": [[3, 1, 2]], "padding_mask": [[1, 1, 1]]}\n'
+        'ids = {name: tf.constant(x, "int32") for name, x in ids.items()}\n'
+        "print(served.serve(ids))  # logits\n"
+    )
+
+
+def analyse(options, *unread):
+    """Says whether later tokens reach earlier scores of a text."""
+    from routing_tf.retrofit import scoring
+
+    if options.what != "causality" or not options.text:
+        raise ValueError(
+            "`--what` must be causality, and `--text` given, with a model of "
+            f"keras_hub. Received: --what={options.what}, --text={options.text!r}. "
+            "`routing_tf.retrofit.sparsify` returns a report by layer"
+        )
+    lm = _loaded(options, *unread)
+    ids = scoring.ids_of(lm, options.text)[: options.length]
+    print(_said(scoring.influence(lm, ids)))
+
+
+def _said(influence):
+    """Returns a line for people, see `evaluation.describe_scope`."""
+    from routing_tf.models.influence import ROUNDING
+
+    if influence is None:
+        return "whether later tokens influence a score was not tried"
+    if influence <= ROUNDING:
+        return "strictly causal: no later token influences a score"
+    return (
+        "WARNING: other later tokens moved scores of earlier ones, by up to "
+        f"{influence:.2g} nats, so the score leaks"
+    )

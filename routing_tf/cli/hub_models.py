@@ -7,7 +7,6 @@ import types
 from routing_tf.cli import commands
 from routing_tf.cli import samplers
 from routing_tf.files import named_files
-from routing_tf.files import safe_loading
 
 MODULES = ("keras_hub.", "routing_tf.retrofit.")
 
@@ -17,6 +16,8 @@ def is_preset(path):
     config = pathlib.Path(path) / "config.json"
     if not config.is_file():
         return False
+    from routing_tf.files import safe_loading
+
     module = safe_loading.read_json(config).get("module")
     return str(module).startswith(MODULES)
 

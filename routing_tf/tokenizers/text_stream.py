@@ -42,6 +42,11 @@ def text_stream(tokenizer, context=()):
         return SubwordStream(tokenizer, context)
     if isinstance(tokenizer, WordTokenizer):
         return WordStream(tokenizer, context)
+    if not callable(getattr(tokenizer, "detokenize", None)):
+        raise ValueError(
+            "`tokenizer` must be one of this package or of keras_hub. Received: "
+            f"{type(tokenizer).__name__}"
+        )
     return PieceStream(tokenizer, context)
 
 

@@ -101,6 +101,14 @@ def test_the_end_id_is_a_line_break(subwords, words):
         assert "".join(pieces) == f"fish\n{unfinished}\nfish"
 
 
-def test_other_tokenizers_are_refused():
-    with pytest.raises(ValueError, match="or WordTokenizer. Received: Tokenizer"):
-        text_stream(keras_hub.tokenizers.Tokenizer())
+def test_pieces_of_characters_are_held_back():
+    letters = {"a": 0, "Ã": 1, "©": 2, "Ġ": 3, "Ġa": 4}
+    tokenizer = keras_hub.tokenizers.BytePairTokenizer(letters, merges=["Ġ a"])
+    stream = text_stream(tokenizer, context=[0])
+    assert [stream.add(x) for x in (1, 2, 4, 1)] == ["", "é", " a", ""]
+    assert stream.end() == "\ufffd"
+
+
+def test_what_is_no_tokenizer_is_refused():
+    with pytest.raises(ValueError, match="`tokenizer` must be .* Received: object"):
+        text_stream(object())

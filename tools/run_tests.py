@@ -1,9 +1,10 @@
 """Runs the tests, in parts: what XLA has compiled stays until a process ends.
 
 Usage: python tools/run_tests.py [--backends=tensorflow,jax,torch]
-           [--parts=heads,layers,models,engines,others,golden] [-- PYTEST ARGUMENTS]
+           [--parts=heads,layers,models,retrofit,engines,others,golden]
+           [-- PYTEST ARGUMENTS]
 All parts run, also if one fails; the exit code tells whether all have passed. On torch
-there are layers alone, those of the zoo included.
+there are layers, those of the zoo included, and changed models.
 """
 
 import argparse
@@ -71,14 +72,15 @@ GOLDEN = (
     "tests/models/golden_decoding_test.py",
     "tests/models/golden_test.py",
 )
+RETROFIT = ("tests/retrofit",)
 ENGINES = ("tests/engines",)
-PARTS = ("heads", "layers", "models", "engines", "others")
+PARTS = ("heads", "layers", "models", "retrofit", "engines", "others")
 # Parts that one process has room for: on TensorFlow a worker of the last takes 2 to 3
 # GB, and what JAX compiles takes more.
 PROCESSES = {
-    "tensorflow": ("golden", "heads", "layers", "models engines others"),
-    "jax": ("golden", "heads", "layers", "models", "engines others"),
-    "torch": ("heads", "layers"),
+    "tensorflow": ("golden", "heads", "layers", "models retrofit engines others"),
+    "jax": ("golden", "heads", "layers", "models", "retrofit engines others"),
+    "torch": ("heads", "layers", "retrofit"),
 }
 # In the order of `tests/conftest.py`: the longest files first.
 IN_PARALLEL = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")
@@ -88,7 +90,7 @@ def rest():
     """Returns the paths of the tests of both backends that no other part has."""
     found = sorted((ROOT / "tests").iterdir())
     paths = [f"tests/{path.name}" for path in found if _has_tests(path)]
-    others = (*DATA, *ON_ONE_BACKEND, *HEADS, *LAYERS, *MODELS, *ENGINES)
+    others = (*DATA, *ON_ONE_BACKEND, *HEADS, *LAYERS, *MODELS, *RETROFIT, *ENGINES)
     return [path for path in paths if path not in others]
 
 
@@ -106,6 +108,7 @@ def paths_of(part, backend):
         "heads": HEADS,
         "layers": LAYERS,
         "models": MODELS,
+        "retrofit": RETROFIT,
         "engines": ENGINES,
         "others": (*rest(), *once),
     }[part]

@@ -1,7 +1,6 @@
 """Rotary positions of trained models."""
 
 import keras
-import numpy as np
 from keras import ops
 
 from routing_tf.layers.support.serialization import ConfiguredLayer
@@ -59,10 +58,10 @@ class FrequencyRotary(ConfiguredLayer):
         self.built = True
 
     def call(self, x, positions):
-        frequencies = np.asarray(self.frequencies, "float32")
+        frequencies = ops.convert_to_tensor(self.frequencies, "float32")
         if self.long_frequencies is not None:
             is_long = ops.max(positions) >= self.trained_length
-            long = np.asarray(self.long_frequencies, "float32")
+            long = ops.convert_to_tensor(self.long_frequencies, "float32")
             frequencies = ops.where(is_long, long, frequencies)
         angles = ops.cast(positions, "float32")[..., None] * frequencies
         cosine, sine = (

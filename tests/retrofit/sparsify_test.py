@@ -83,8 +83,11 @@ def test_presets_give_the_model_back(family, tmp_path):
     read = keras_hub.models.CausalLM.from_preset(str(tmp_path), preprocessor=None)
     np.testing.assert_array_equal(families.outputs(read), after)
     backbone = keras_hub.models.Backbone.from_preset(str(tmp_path))
-    ids = backbone(families.INPUTS)
-    np.testing.assert_array_equal(ids, model.backbone(families.INPUTS))
+    pair = (
+        keras.ops.convert_to_numpy(each(families.INPUTS))
+        for each in (backbone, model.backbone)
+    )
+    np.testing.assert_array_equal(*pair)
     assert "retrofit" in json.loads((tmp_path / "config.json").read_text())["config"]
     np.testing.assert_array_equal(families.outputs(retrofit.restore(read)), before)
 
@@ -199,7 +202,8 @@ def test_blocks_of_a_users_model(kind):
     heads = layers.FullHeads(HEADS)
     report = retrofit.sparsify(model, values, heads=heads, keep_full=())
     assert report.layers[0].exact_mass == pytest.approx(1.0, abs=1e-5)
-    np.testing.assert_allclose(model(values), before, atol=1e-5)
+    after = keras.ops.convert_to_numpy(model(values))
+    np.testing.assert_allclose(after, before, atol=1e-5)
     with pytest.raises(ValueError, match="retrofit.restore"):
         model.get_config()
     pairs = np.tril(np.ones((1, 24, 24), bool), 3)

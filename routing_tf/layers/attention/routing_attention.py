@@ -19,7 +19,6 @@ CLUSTERING = (
     *Clustering.names(),
     *NAMED,
     *("query_cluster", "clusters_per_query"),
-    *("max_clusters_per_token", "threshold_decay"),
 )
 
 
@@ -52,9 +51,8 @@ class RoutingAttention(MixedAttention):
             `attention_window`. A local query sees its own and the neighbouring blocks.
         routing: who chooses, see `RoutedHeads`. `"expert_choice"`: each cluster chooses
             the tokens that score highest. `"token_choice"`: each token chooses its best
-            cluster. `"expert_threshold"`: each cluster chooses the tokens above its
-            threshold. The last two need self-attention under a causal mask. None (the
-            default): token choice there, and expert choice elsewhere.
+            cluster, which needs self-attention under a causal mask. None (the default):
+            token choice there, and expert choice elsewhere.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
         max_relative_position: largest relative position with an embedding of its own,
@@ -63,8 +61,7 @@ class RoutingAttention(MixedAttention):
         share_query_key: whether routed heads use one projection for queries and keys,
             if query and value have the same depth. Defaults to True.
         clustering: dict of further arguments of `RoutedHeads` for its clusters: those
-            of `Clustering`, `query_cluster`, `clusters_per_query`,
-            `max_clusters_per_token`, `threshold_decay`, `routing_scope`,
+            of `Clustering`, `query_cluster`, `clusters_per_query`, `routing_scope`,
             `prefix_block_size` and `exploring_queries`; or a `Clustering`. None (the
             default) for none.
         key_shift: which key a position offers with its value, in all heads: its own (0,

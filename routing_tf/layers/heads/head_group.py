@@ -62,8 +62,6 @@ class HeadGroup(Stepwise, ConfiguredLayer):
             zero if it sees nothing. 1 needs self-attention under a causal mask.
         dropout_seed: integer seed of the dropout and of all other random draws of the
             heads; None (the default) for a random one.
-        entmax_alpha: None (the default) for the softmax; for sparse weights instead, a
-            number from 1.001 to 2 or `"learned"`, see `ScaledDotProduct`.
         rotary_positions: whether queries and keys are turned by the position of their
             token before they are compared (RoFormer), so that logits also depend on the
             distance. A shifted key keeps the position of its own token. Positions count
@@ -103,11 +101,10 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     Raises:
         ValueError: if `num_heads` or `max_relative_position` is not a positive
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
-            is unknown, `key_shift` is neither 0 nor 1, `entmax_alpha` is out of range
-            or given to heads without one softmax for a query, `rotary_positions` or
-            `qk_norm` is not a boolean, `rotary_wavelength` or `logit_soft_cap` is not a
-            positive number, `attention_implementation` is unknown, or `logit_soft_cap`
-            or `qk_norm` is given to heads whose weights are not a softmax of products;
+            is unknown, `key_shift` is neither 0 nor 1, `rotary_positions` or `qk_norm`
+            is not a boolean, `rotary_wavelength` or `logit_soft_cap` is not a positive
+            number, `attention_implementation` is unknown, or `logit_soft_cap` or
+            `qk_norm` is given to heads whose weights are not a softmax of products;
             when built, if keys have an odd size for rotary positions; when called, if
             `use_causal_mask=True` and query and value differ in length, if
             `key_shift=1` comes without a causal mask or with another sequence as value,
@@ -118,7 +115,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     needs_keys = True
     #: Sizes of a token of the layer that holds the group, and of a key and a value.
     input_dim = key_dim = value_dim = None
-    #: Whether one softmax, which `entmax_alpha` may replace, sees all keys of a query.
+    #: Whether one softmax sees all keys of a query.
     has_one_softmax = False
     #: Whether all logits are products of queries and keys that `dot_product` weighs.
     #: `logit_soft_cap` and `qk_norm` need that.
@@ -146,7 +143,6 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         token_bias_weight=None,
         key_shift=0,
         dropout_seed=None,
-        entmax_alpha=None,
         rotary_positions=False,
         rotary_wavelength=10000,
         attention_implementation="plain",
@@ -180,12 +176,6 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         shift.check_key_shift("key_shift", key_shift)
         self.key_shift = int(key_shift)
         self.dropout_seed = dropout_seed
-        if entmax_alpha is not None and not self.has_one_softmax:
-            raise ValueError(
-                f"`entmax_alpha` must be None for {type(self).__qualname__}, because "
-                "these heads have no single softmax over the keys of a query. "
-                f"Received: entmax_alpha={entmax_alpha!r}"
-            )
         check_flag("rotary_positions", rotary_positions)
         self.rotary = check_rotary(rotary)
         self.rotary_positions = rotary_positions or self.rotary is not None
@@ -199,12 +189,10 @@ class HeadGroup(Stepwise, ConfiguredLayer):
             embeddings_initializer=embeddings_initializer,
             relative_key_initializer=relative_key_initializer,
             seed=dropout_seed,
-            entmax_alpha=entmax_alpha,
             attention_implementation=attention_implementation,
             name="dot_product",
             dtype=self.dtype_policy,
         )
-        self.entmax_alpha = self.dot_product.entmax_alpha
         self.set_soft_cap(logit_soft_cap)
         self.set_qk_norm(qk_norm)
 

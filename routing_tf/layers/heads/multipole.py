@@ -102,7 +102,7 @@ class MultipoleHeads(ClusteredHeads):
             softmax and has no value, as in GPT-OSS. Defaults to False.
         **kwargs: arguments of `Clustering`, which say how centroids move;
             `exploring_queries` of `ClusteredHeads`; and arguments of `HeadGroup`,
-            without relative positions and `entmax_alpha`.
+            without relative positions.
 
     Call arguments and Returns: as in `HeadGroup`.
 

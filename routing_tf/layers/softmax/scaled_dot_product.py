@@ -23,7 +23,6 @@ from routing_tf.layers.support.masks import mask_as_bias
 from routing_tf.layers.support.masks import sees_some
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_rate
@@ -49,16 +48,14 @@ class ScaledDotProduct(ConfiguredLayer):
         relative_key_initializer: initializer of the table of the keys, see
             `RelativePosition`; None (the default) for `embeddings_initializer`.
         seed: integer seed of the dropout; None (the default) for a random one.
-        entmax_alpha: None (the default) for the softmax. A number or `"learned"` makes
-            `zoo.EntmaxDotProduct`, most of whose weights are zero.
         attention_implementation: how attention is computed. `"plain"` (the default):
             products, a softmax, products, on any device. `"auto"`: on JAX with a GPU
             (compute capability 8.0 or more) the kernel of cuDNN, which keeps no weights
             of pairs, where its constraints hold: float16 or bfloat16, keys and values
             of at most 128, even numbers of queries and keys, no relative positions, no
-            dropout while training, no entmax, no soft cap and no sums of exponentials.
-            Where they do not, a message says why, once, and `"plain"` computes. Results
-            are equal up to rounding. A mask that differs between blocks or clusters
+            dropout while training, no soft cap and no sums of exponentials. Where they
+            do not, a message says why, once, and `"plain"` computes. Results are equal
+            up to rounding. A mask that differs between blocks or clusters
             stays in memory, as a number for each pair. On a TPU it is the splash kernel
             for token choice and hashed heads, whose queries are routed as their keys
             are; all else is `"plain"` there. `keras.config.disable_flash_attention()`
@@ -125,12 +122,6 @@ class ScaledDotProduct(ConfiguredLayer):
     #: Makes weights of keys of logits, both `<float>[..., queries, keys]`.
     normalized = staticmethod(softmax)
 
-    def __new__(cls, *args, **kwargs):
-        alpha = kwargs.get("entmax_alpha", args[5] if len(args) > 5 else None)
-        if alpha is not None and cls is ScaledDotProduct:
-            cls = class_of_the_zoo("EntmaxDotProduct")
-        return super().__new__(cls, *args, **kwargs)
-
     def __init__(
         self,
         max_relative_position=None,
@@ -138,7 +129,6 @@ class ScaledDotProduct(ConfiguredLayer):
         embeddings_initializer="glorot_uniform",
         relative_key_initializer=None,
         seed=None,
-        entmax_alpha=None,
         attention_implementation="plain",
         logit_soft_cap=None,
         **kwargs,
@@ -151,7 +141,6 @@ class ScaledDotProduct(ConfiguredLayer):
             fused_attention.IMPLEMENTATIONS,
         )
         self.attention_implementation = attention_implementation
-        self.entmax_alpha = entmax_alpha
         self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
         self.max_relative_position = max_relative_position
         self.dropout = dropout

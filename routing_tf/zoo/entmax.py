@@ -8,6 +8,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.argument import Argument
 from routing_tf.zoo.thresholds import ThresholdHeads
 
 __all__ = [
@@ -30,6 +31,19 @@ NUM_BISECTIONS = 20
 LEAST_EXCESS = 1e-3
 # Keys further below the largest logit than half of this distance have no weight.
 FURTHEST = -2 / LEAST_EXCESS
+
+
+def check_entmax_alpha(name, alpha):
+    """Returns a number for `entmax` as a float; `"learned"` stays."""
+    if isinstance(alpha, str) and alpha == "learned":
+        return alpha
+    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
+    if not is_number or not 1 + LEAST_EXCESS <= alpha <= 2:
+        raise ValueError(
+            f'`{name}` must be "learned" or a number from {1 + LEAST_EXCESS} to 2. '
+            f"Received: {name}={alpha!r}"
+        )
+    return float(alpha)
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -68,9 +82,11 @@ class EntmaxDotProduct(layers.ScaledDotProduct):
     Transformers" (https://arxiv.org/abs/1909.00015).
     """
 
+    entmax_alpha = Argument(check_entmax_alpha)
+
     def __init__(self, entmax_alpha=1.5, **kwargs):
         super().__init__(**kwargs)
-        self.entmax_alpha = check_entmax_alpha(entmax_alpha)
+        self.entmax_alpha = entmax_alpha
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
@@ -102,19 +118,6 @@ class EntmaxDotProduct(layers.ScaledDotProduct):
             "not exponentials. Received: return_logsumexp=True with "
             f"entmax_alpha={self.entmax_alpha!r}"
         )
-
-
-def check_entmax_alpha(alpha):
-    """Returns a number for `entmax` as a float; `"learned"` stays."""
-    if isinstance(alpha, str) and alpha == "learned":
-        return alpha
-    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
-    if not is_number or not 1 + LEAST_EXCESS <= alpha <= 2:
-        raise ValueError(
-            f'`entmax_alpha` must be "learned" or a number from {1 + LEAST_EXCESS} to '
-            f"2. Received: entmax_alpha={alpha!r}"
-        )
-    return float(alpha)
 
 
 class EntmaxHeads:

@@ -18,6 +18,7 @@ from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import without_padding
@@ -103,6 +104,11 @@ class ReformerHeads(HashedHeads):
     has no neighbour before it, as here, and each step draws new hashes, unlike here.
     """
 
+    hash = Argument(check_choice, HASHES)
+    num_rounds = Argument(check_positive_integer)
+    normalization = Argument(check_choice, NORMALIZATIONS)
+    attends_to_self = Argument(check_flag)
+
     def __init__(
         self,
         num_heads,
@@ -115,13 +121,10 @@ class ReformerHeads(HashedHeads):
         **kwargs,
     ):
         super().__init__(num_heads, num_buckets, attention_window, **kwargs)
-        check_choice("hash", hash, HASHES)
-        check_choice("normalization", normalization, NORMALIZATIONS)
-        check_flag("attends_to_self", attends_to_self)
         self.hash = hash
-        self.num_rounds = check_positive_integer("num_rounds", num_rounds)
+        self.num_rounds = num_rounds
         self.normalization = normalization
-        self.attends_to_self = bool(attends_to_self)
+        self.attends_to_self = attends_to_self
         if self.hash == "rotation" and num_buckets % 2:
             raise ValueError(
                 '`num_buckets` must be even with `hash="rotation"`, which has a bucket '

@@ -18,6 +18,7 @@ from routing_tf.layers.routing.routed_tokens import Assignment
 from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import key_heads
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import num_parts
 from routing_tf.layers.support.masks import large_negative
@@ -82,6 +83,9 @@ class ThresholdHeads(ClusteredHeads):
 
     remembers_key_heads = True
 
+    max_clusters_per_token = Argument(check_positive_integer)
+    threshold_decay = Argument(check_rate)
+
     def __init__(
         self,
         num_heads,
@@ -93,11 +97,8 @@ class ThresholdHeads(ClusteredHeads):
     ):
         clustering, kwargs = Clustering.taken_from(kwargs)
         super().__init__(num_heads, attention_window, **kwargs)
-        self.add_centroids(num_clusters, None, clustering)
-        self.max_clusters_per_token = check_positive_integer(
-            "max_clusters_per_token", max_clusters_per_token
-        )
-        check_rate("threshold_decay", threshold_decay)
+        self.add_centroids(num_clusters, clustering)
+        self.max_clusters_per_token = max_clusters_per_token
         self.threshold_decay = threshold_decay
         self.thresholds = MovingThresholds(
             num_streams=1 + self.routes_queries,
@@ -190,10 +191,12 @@ class MovingThresholds(ConfiguredLayer):
     (https://arxiv.org/abs/2603.11535), equation 6 and algorithm 1.
     """
 
+    num_streams = Argument(check_positive_integer)
+    decay = Argument(check_rate)
+
     def __init__(self, num_streams=1, decay=0.99, **kwargs):
         super().__init__(**kwargs)
-        check_rate("decay", decay)
-        self.num_streams = check_positive_integer("num_streams", num_streams)
+        self.num_streams = num_streams
         self.decay = decay
 
     def build(self, scores_shape):
@@ -201,16 +204,18 @@ class MovingThresholds(ConfiguredLayer):
             scores_shape = scores_shape[0]
         _, heads, _, clusters = scores_shape
         shape = (self.num_streams, heads, clusters)
-        for name, own_shape in (("thresholds", shape), ("counts", shape[:2])):
-            weight = self.add_weight(
-                name=name,
-                shape=own_shape,
-                initializer="zeros",
-                dtype="float32",
-                trainable=False,
-                autocast=False,
-            )
-            setattr(self, name, weight)
+        self.thresholds = self._add_state("thresholds", shape)
+        self.counts = self._add_state("counts", shape[:2])
+
+    def _add_state(self, name, shape):
+        return self.add_weight(
+            name=name,
+            shape=shape,
+            initializer="zeros",
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+        )
 
     def call(self, scores, token_masks=None, training=None):
         masks = token_masks or [None] * len(scores)

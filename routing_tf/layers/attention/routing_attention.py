@@ -147,8 +147,7 @@ class RoutingAttention(MixedAttention):
     ):
         num_heads = check_positive_integer("num_heads", num_heads)
         attention_window = check_positive_integer("attention_window", attention_window)
-        if seed is not None:
-            seed = check_non_negative_integer("seed", seed)
+        seed = check_seed("seed", seed)
         num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
         initializer("kernel_initializer", kernel_initializer)
         local_block_size = check_optional_integer("local_block_size", local_block_size)
@@ -206,11 +205,12 @@ class RoutingAttention(MixedAttention):
         self.max_relative_position = groups[0].max_relative_position
         self.share_query_key = share_query_key
         self.clustering = clustering
-        for name in NAMED:
-            setattr(self, name, clustering[name])
+        self.routing_scope = clustering["routing_scope"]
+        self.prefix_block_size = clustering["prefix_block_size"]
+        self.exploring_queries = clustering["exploring_queries"]
         self.dropout = dropout
         self.key_shift = groups[0].key_shift
-        self.seed = check_seed(seed)
+        self.seed = seed
         self.rotary_positions = rotary_positions
         self.attention_implementation = attention_implementation
 

@@ -14,6 +14,7 @@ from routing_tf.layers.softmax.rotary_position import rotate
 from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.lengths import length_of
@@ -23,11 +24,11 @@ from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
-from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_positive_number
+from routing_tf.layers.support.validation import check_seed
 from routing_tf.layers.support.validation import initializer
 
 # Hides a token from all queries that see another one.
@@ -133,6 +134,16 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
+    num_heads = Argument(check_positive_integer)
+    max_relative_position = Argument(check_optional_integer)
+    embeddings_initializer = Argument(initializer)
+    relative_key_initializer = Argument(initializer)
+    token_bias_weight = Argument(check_choice, TOKEN_BIAS_WEIGHTS)
+    key_shift = Argument(shift.check_key_shift)
+    dropout_seed = Argument(check_seed)
+    rotary_positions = Argument(check_flag)
+    rotary_wavelength = Argument(check_positive_number)
+
     def __init__(
         self,
         num_heads,
@@ -155,40 +166,28 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         self._follows_dtype = kwargs.get("dtype") is None
         # None is what the config of a group says whose layer decides.
         self._leaves_dtype_open = self._follows_dtype and "dtype" in kwargs
-        max_relative_position = check_optional_integer(
-            "max_relative_position", max_relative_position
-        )
-        if dropout_seed is not None:
-            dropout_seed = check_non_negative_integer("dropout_seed", dropout_seed)
-        check_choice("token_bias_weight", token_bias_weight, TOKEN_BIAS_WEIGHTS)
-        self.num_heads = check_positive_integer("num_heads", num_heads)
+        self.num_heads = num_heads
         # The layer that holds the group may set a smaller one.
         self.num_key_value_heads = self.num_heads
         self.max_relative_position = max_relative_position
         self.dropout = dropout
-        self.embeddings_initializer = initializer(
-            "embeddings_initializer", embeddings_initializer
-        )
-        self.relative_key_initializer = initializer(
-            "relative_key_initializer", relative_key_initializer
-        )
+        self.embeddings_initializer = embeddings_initializer
+        self.relative_key_initializer = relative_key_initializer
         self.token_bias_weight = token_bias_weight
-        shift.check_key_shift("key_shift", key_shift)
-        self.key_shift = int(key_shift)
+        self.key_shift = key_shift
         self.dropout_seed = dropout_seed
-        check_flag("rotary_positions", rotary_positions)
+        self.rotary_positions = rotary_positions
         self.rotary = check_rotary(rotary)
-        self.rotary_positions = rotary_positions or self.rotary is not None
-        self.rotary_wavelength = check_positive_number(
-            "rotary_wavelength", rotary_wavelength
-        )
+        if self.rotary is not None:
+            self.rotary_positions = True
+        self.rotary_wavelength = rotary_wavelength
         self.attention_implementation = attention_implementation
         self.dot_product = self.dot_product_class(
-            max_relative_position=max_relative_position,
+            max_relative_position=self.max_relative_position,
             dropout=dropout,
             embeddings_initializer=embeddings_initializer,
             relative_key_initializer=relative_key_initializer,
-            seed=dropout_seed,
+            seed=self.dropout_seed,
             attention_implementation=attention_implementation,
             name="dot_product",
             dtype=self.dtype_policy,

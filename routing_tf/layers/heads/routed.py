@@ -6,7 +6,9 @@ from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing.best_members import BestMembers
 from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.last_members import LastMembers
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.validation import check_choice
+from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 
 ROUTINGS = (None, "expert_choice", "token_choice")
@@ -103,6 +105,11 @@ class RoutedHeads(ClusteredHeads):
 
     remembers_key_heads = True
 
+    routing = Argument(check_choice, ROUTINGS)
+    routing_scope = Argument(check_choice, ROUTING_SCOPES)
+    clusters_per_query = Argument(check_positive_integer)
+    prefix_block_size = Argument(check_optional_integer)
+
     def __init__(
         self,
         num_heads,
@@ -116,24 +123,12 @@ class RoutedHeads(ClusteredHeads):
     ):
         clustering, kwargs = Clustering.taken_from(kwargs)
         super().__init__(num_heads, attention_window, **kwargs)
-        self.add_centroids(num_clusters, prefix_block_size, clustering)
-        check_choice("routing", routing, ROUTINGS)
+        self.add_centroids(num_clusters, clustering)
         self.routing = routing
         self.routing_scope = routing_scope
-        self.clusters_per_query = check_positive_integer(
-            "clusters_per_query", clusters_per_query
-        )
+        self.clusters_per_query = clusters_per_query
+        self.prefix_block_size = prefix_block_size
         check_clusters_per_query(self)
-
-    @property
-    def routing_scope(self):
-        """The tokens that compete in expert choice; may be set, see above."""
-        return self._routing_scope
-
-    @routing_scope.setter
-    def routing_scope(self, value):
-        check_choice("routing_scope", value, ROUTING_SCOPES)
-        self._routing_scope = value
 
     def causal_rule(self, routing_scope=None, has_segments=False):
         if self.routing in TOKEN_CHOICE:

@@ -15,6 +15,7 @@ from routing_tf.layers.softmax.relative_position import RelativePosition
 from routing_tf.layers.softmax.softmax_attention import can_attend
 from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.softmax.softmax_attention import softmax_attention
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import causal_mask
 from routing_tf.layers.support.masks import causal_mask_as_bias
@@ -122,6 +123,13 @@ class ScaledDotProduct(ConfiguredLayer):
     #: Makes weights of keys of logits, both `<float>[..., queries, keys]`.
     normalized = staticmethod(softmax)
 
+    dropout = Argument(check_rate)
+    embeddings_initializer = Argument(initializer)
+    relative_key_initializer = Argument(initializer)
+    seed = Argument(check_seed)
+    attention_implementation = Argument(check_choice, fused_attention.IMPLEMENTATIONS)
+    logit_soft_cap = Argument(check_optional_number)
+
     def __init__(
         self,
         max_relative_position=None,
@@ -134,23 +142,13 @@ class ScaledDotProduct(ConfiguredLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_rate("dropout", dropout)
-        check_choice(
-            "attention_implementation",
-            attention_implementation,
-            fused_attention.IMPLEMENTATIONS,
-        )
         self.attention_implementation = attention_implementation
-        self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
+        self.logit_soft_cap = logit_soft_cap
         self.max_relative_position = max_relative_position
         self.dropout = dropout
-        self.embeddings_initializer = initializer(
-            "embeddings_initializer", embeddings_initializer
-        )
-        self.relative_key_initializer = initializer(
-            "relative_key_initializer", relative_key_initializer
-        )
-        self.seed = check_seed(seed)
+        self.embeddings_initializer = embeddings_initializer
+        self.relative_key_initializer = relative_key_initializer
+        self.seed = seed
         self.relative_position = None
         if max_relative_position is not None:
             self.relative_position = RelativePosition(

@@ -7,12 +7,20 @@ class Argument:
     A class declares what the argument may be, and `__init__` sets it as in Keras:
 
     ```python
-    class Heads(ConfiguredLayer):
-        num_heads = Argument(check_positive_integer)
+    from routing_tf import layers
+    from routing_tf.layers.support.argument import Argument
+    from routing_tf.layers.support.validation import check_positive_integer
 
-        def __init__(self, num_heads, **kwargs):
-            super().__init__(**kwargs)
-            self.num_heads = num_heads
+
+    class WideHeads(layers.FullHeads):
+        width = Argument(check_positive_integer)
+
+        def __init__(self, num_heads, width=2, **kwargs):
+            super().__init__(num_heads, **kwargs)
+            self.width = width
+
+
+    assert WideHeads(4, width=3).width == 3
     ```
 
     Args:

@@ -180,8 +180,8 @@ def static_length(name, tensor, axis=1):
             f"The sequence length of `{name}` must be known when TensorFlow traces "
             "heads that need it, such as random ones, images, segments, and calls with "
             f"a cache. Received: {name}.shape={tuple(tensor.shape)}. Keras leaves it "
-            "open from the second length on: pad or cut the sequences to one length, make the "
-            "function again for each length with "
+            "open from the second length on: pad or cut the sequences to one length, "
+            "make the function again for each length with "
             "`model.make_predict_function(force=True)`, or compile the model with "
             "`run_eagerly=True`."
         )

@@ -8,6 +8,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.models.patterns import Sizes
 from routing_tf.zoo import PATTERNS
 
@@ -68,11 +69,13 @@ def head_groups(row, budget, **options):
     cls, settings = {
         "full": (layers.FullHeads, {}),
         "random": (layers.RandomHeads, clustered),
-        "hashed": (layers.HashedHeads, hashed),
+        # With one round the same as `HashedHeads`.
+        "hashed": (zoo.ReformerHeads, hashed),
         **{
             name: (layers.RoutedHeads, {**clustered, "routing": name.replace(" ", "_")})
-            for name in ROUTED
+            for name in ROUTED[:2]
         },
+        "expert threshold": (zoo.ThresholdHeads, clustered),
     }[row]
     return [cls(b.num_heads, **settings, **options)]
 

@@ -198,8 +198,8 @@ def content():
         ),
         Panel(
             "same bucket, two hashes",
-            "HashedHeads, Reformer",
-            [layers.HashedHeads(1, 4, window, **reformer)],
+            "ReformerHeads",
+            [zoo.ReformerHeads(1, 4, window, **reformer)],
         ),
         Panel(
             "own block, blocks like it",

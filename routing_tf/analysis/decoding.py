@@ -10,8 +10,10 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.analysis.probe import recorded
 from routing_tf.analysis.windows import batches_to_score
+from routing_tf.layers.heads.routed import TOKEN_CHOICE
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models.compiled import compiled
 from routing_tf.models.packed_documents import OF_TEXT
@@ -180,11 +182,11 @@ def count_near_ties(lm, inputs):
     """Counts near-ties and all decisions of a model, see `DecodingComparison`."""
     near = decisions = 0
     for group, scores in _scores(lm, inputs):
-        if group.routing in (None, "token_choice"):
+        if isinstance(group, zoo.ThresholdHeads):
+            gaps = np.abs(scores)
+        elif group.routing in TOKEN_CHOICE:
             best = np.sort(scores, axis=-1)[..., -2:]
             gaps = best[..., 1:] - best[..., :-1]  # none with a single cluster
-        elif group.routing == "expert_threshold":
-            gaps = np.abs(scores)
         else:
             gaps = gaps_of_members(scores, group.attention_window)
         near += int(np.sum(gaps < NEAR))
@@ -194,7 +196,8 @@ def count_near_ties(lm, inputs):
 
 def _scores(lm, inputs):
     """Returns pairs of a routed head group and NumPy scores `[B, H, L, K]`."""
-    groups = [x for x in layers_inside(lm) if isinstance(x, layers.RoutedHeads)]
+    routed = layers.RoutedHeads, zoo.ThresholdHeads
+    groups = [x for x in layers_inside(lm) if isinstance(x, routed)]
     with contextlib.ExitStack() as stack:
         calls = [stack.enter_context(recorded([group], "scores")) for group in groups]
         lm(inputs, training=False, routing_scope="prefix")

@@ -4,8 +4,6 @@ Importing them needs only Keras and NumPy. Code for a single backend is imported
 it runs.
 """
 
-import importlib as _importlib
-
 from routing_tf.layers.attention.mixed_attention import MixedAttention as MixedAttention
 from routing_tf.layers.attention.projection_config import (
     ProjectionConfig as ProjectionConfig,
@@ -53,36 +51,3 @@ from routing_tf.layers.softmax.scaled_dot_product import (
 from routing_tf.layers.support.stated_gradients import (
     automatic_gradients as automatic_gradients,
 )
-
-#: Names of `routing_tf.zoo` that are names here too; it is imported only for them.
-_OF_THE_ZOO = (
-    "AxialHeads",
-    "BlockPairHeads",
-    "BlockTopKHeads",
-    "ClusteredQueryHeads",
-    "CompressedHeads",
-    "FeatureMapHeads",
-    "GlobalHeads",
-    "InducedHeads",
-    "LinformerHeads",
-    "LongShortHeads",
-    "LunaHeads",
-    "NativeSparseHeads",
-    "NystromHeads",
-    "RandomBlockHeads",
-    "SinkhornHeads",
-    "SynthesizerHeads",
-    "bigbird_heads",
-    "etc_heads",
-    "longformer_heads",
-)
-
-
-def __getattr__(name):
-    if name in _OF_THE_ZOO:
-        return getattr(_importlib.import_module("routing_tf.zoo"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__():
-    return sorted({*globals(), *_OF_THE_ZOO})

@@ -33,7 +33,7 @@ class AttentionConfig:
         project_shared_keys: whether keys are also projected for heads that share the
             queries and do not read them (the release).
         entmax_alpha: None for the softmax; for sparse weights in all heads, a number
-            from 1.001 to 2 or `"learned"`, see `ScaledDotProduct`.
+            from 1.001 to 2 or `"learned"`, see `zoo.EntmaxDotProduct`.
         rotary_positions: whether heads of self-attention have rotary positions instead
             of relative ones, see `HeadGroup`; needs an even `key_dim`.
         max_relative_position: largest relative position with an embedding of its own.

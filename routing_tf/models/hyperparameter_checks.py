@@ -164,6 +164,12 @@ def _check_entmax(h):
             f"softmax. Received: entmax_alpha={h.entmax_alpha!r} with "
             f"compatibility={h.compatibility!r}. Leave one of the two out"
         )
+    if h.entmax_alpha is not None and h.clusters_per_query > 1:
+        raise ValueError(
+            "`clusters_per_query` must be 1 with `entmax_alpha`, whose weights in "
+            "several clusters cannot be joined. Received: clusters_per_query="
+            f"{h.clusters_per_query} with entmax_alpha={h.entmax_alpha!r}"
+        )
     slides = h.num_factorized_heads and h.factorized_pattern == "strided"
     if h.entmax_alpha is not None and slides:
         raise ValueError(

@@ -3,8 +3,9 @@
 import dataclasses
 
 from routing_tf.files.misspelt import did_you_mean
+from routing_tf.layers.support.validation import check_choice
 from routing_tf.models.compatibility import EXACT
-from routing_tf.models.compatibility import level_of
+from routing_tf.models.compatibility import LEVELS
 from routing_tf.models.head_configs import AttentionConfig
 from routing_tf.models.head_configs import LocalHeadsConfig
 from routing_tf.models.head_configs import RoutedHeadsConfig
@@ -58,7 +59,7 @@ class Hyperparameters(
     """
 
     def __post_init__(self):
-        object.__setattr__(self, "compatibility", level_of(self.compatibility))
+        check_choice("compatibility", self.compatibility, LEVELS)
         heads = self.routed_heads
         if isinstance(heads, str):
             check_same_name(heads, self.routing)

@@ -85,7 +85,7 @@ def _check_routed_heads(h):
 
 def _check_config(h, config, received):
     """Refuses a head group with flaws, not for decoders, or of another scope."""
-    if routed_heads.has_flaws(config):
+    if routed_heads.class_of(config).has_flaws:
         raise ValueError(
             "`routed_heads` must be heads without flaws of the release. Received: "
             f"routed_heads of {config['registered_name']}. Leave them out, and pass "

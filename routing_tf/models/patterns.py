@@ -7,11 +7,14 @@ as many keys as in a cluster of that window.
 import dataclasses
 import importlib
 
-from routing_tf.layers.heads.routed import CAUSAL_ROUTINGS
+import keras
+
 from routing_tf.layers.heads.routed import ROUTINGS
 
 #: What `routing` can be without a pattern that is registered.
-OWN = (*ROUTINGS, "hashed", "random", "full")
+OWN = (*ROUTINGS, "expert_threshold", "hashed", "random", "full")
+# Those in which each token attends to the last members of clusters up to itself.
+CAUSAL = ("token_choice", "expert_threshold")
 _REGISTERED = {}
 
 
@@ -58,10 +61,26 @@ def of_heads(cls):
 def all_patterns():
     """Returns a dict of all patterns by name, including those of `routing_tf.zoo`.
 
-    The only place where models use the zoo, which is built on the layers. It is
-    imported when a name is needed that the layers do not have.
+    The zoo is imported when a name is needed that the layers do not have.
     """
     return importlib.import_module("routing_tf.zoo").PATTERNS | _REGISTERED
+
+
+def of_the_zoo(name):
+    """Returns what `routing_tf.zoo` has under a name."""
+    return getattr(importlib.import_module("routing_tf.zoo"), name)
+
+
+def registered_class(name):
+    """Returns the class that Keras knows under a name; None if there is none.
+
+    The zoo is imported, which registers its classes, if Keras does not know the name.
+    """
+    found = keras.saving.get_registered_object(name)
+    if found is None:
+        importlib.import_module("routing_tf.zoo")
+        found = keras.saving.get_registered_object(name)
+    return found
 
 
 def sizes_of(h, index, is_decoder):
@@ -88,5 +107,5 @@ def is_of_encoders(name):
     """Tells whether a pattern needs neither a causal mask nor an image."""
     pattern = find(name)
     if pattern is None:
-        return name is not None and name not in CAUSAL_ROUTINGS
+        return name is not None and name not in CAUSAL
     return pattern.of_encoders and not pattern.of_images

@@ -7,8 +7,8 @@ import re
 
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support.serialization import deserialize
-from routing_tf.layers.support.serialization import registered_class
 from routing_tf.layers.support.serialization import serialize
+from routing_tf.models import patterns
 
 # Arguments with which blocks would draw the same.
 SEEDS = ("seed", "dropout_seed")
@@ -96,18 +96,11 @@ def _name_apart(class_name, taken):
 def class_of(config):
     """Returns the class of the head group that Keras would make; None for others."""
     name = config.get("registered_name") if isinstance(config, dict) else None
-    cls = registered_class(name) if isinstance(name, str) else None
+    cls = patterns.registered_class(name) if isinstance(name, str) else None
     is_group = isinstance(cls, type) and issubclass(cls, HeadGroup)
     # Keras acts on some class names, whatever is registered.
     is_group = is_group and config.get("class_name") == cls.__name__
     return cls if is_group and isinstance(config.get("config"), dict) else None
-
-
-def has_flaws(config):
-    """Tells whether the head group of a config has flaws of the release."""
-    # What earlier versions saved, see `ConfiguredLayer`.
-    switches = ("compatibility", "uniform_when_all_masked")
-    return class_of(config).has_flaws or any(map(config["config"].get, switches))
 
 
 def groups_of(configs, index=0):

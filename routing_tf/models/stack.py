@@ -1,5 +1,6 @@
 """Makes the blocks of all models from hyperparameters."""
 
+import dataclasses
 import functools
 import math
 
@@ -7,7 +8,6 @@ import keras
 
 from routing_tf import layers
 from routing_tf.layers.heads.routed import TOKEN_CHOICE
-from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.models import bridge
 from routing_tf.models import feed_forwards
 from routing_tf.models import patterns
@@ -119,7 +119,7 @@ def _attention(hyperparameters, groups, name, policy, output_initializer):
     h = hyperparameters
     make = layers.MixedAttention
     if h.sparse_projections and name == "attention":
-        make = class_of_the_zoo("SparseProjectionAttention")
+        make = patterns.of_the_zoo("SparseProjectionAttention")
     return make(
         groups,
         key_dim=h.size_of_key,
@@ -240,7 +240,7 @@ def _routed_groups(
     explores = {"exploring_queries": h.exploring_queries}
     try:
         return make(
-            functools.partial(pattern.groups, sizes),
+            functools.partial(_with_entmax(h, pattern).groups, sizes),
             num_heads,
             relative and pattern.has_relative_positions,
             key_shift=key_shift,
@@ -342,6 +342,8 @@ def _routed_kind(hyperparameters, index, routing):
         return layers.RandomHeads, settings
     if routing == "full":
         return layers.FullHeads, {}
+    if routing == "expert_threshold":
+        return patterns.of_the_zoo("ThresholdHeads"), _clustering(h)
     reads = {}
     if routing in TOKEN_CHOICE:
         reads = {"clusters_per_query": h.clusters_per_query}
@@ -387,6 +389,9 @@ def _heads(
     if h.compatibility is not None:
         cls, flaws = bridge.release().class_at(h.compatibility, cls)
         settings |= flaws
+    if h.entmax_alpha is not None:
+        settings["entmax_alpha"] = h.entmax_alpha
+        cls = _class_with_entmax(cls) if isinstance(cls, type) else cls
     return cls(
         num_heads,
         dropout=h.attention_dropout,
@@ -394,11 +399,22 @@ def _heads(
         relative_key_initializer=_relative_key_initializer(h, relative_key_stddev),
         max_relative_position=h.max_relative_position if relative else None,
         rotary_positions=rotary_positions,
-        entmax_alpha=h.entmax_alpha,
         attention_implementation=h.attention_implementation,
         dtype=policy,
         **settings,
     )
+
+
+def _with_entmax(hyperparameters, pattern):
+    """The pattern, with entmax if the hyperparameters have it."""
+    if hyperparameters.entmax_alpha is None:
+        return pattern
+    heads = _class_with_entmax(pattern.heads)
+    return dataclasses.replace(pattern, heads=heads)
+
+
+def _class_with_entmax(heads):
+    return patterns.of_the_zoo("entmax").with_entmax(heads)
 
 
 def _relative_key_initializer(hyperparameters, stddev=None):

@@ -1,5 +1,7 @@
 """What other papers do: each part in one file, built on `routing_tf.layers`.
 
+Importing it gives its head groups names in `routing_tf.layers`, too.
+
 Patterns of attention are in this folder, other layers in rooms of their own:
 `experts`, feed-forward networks of which a token uses a part, `memory`, layers that
 look up what they have learned, `downsampling`, what makes a few tokens of many, and
@@ -14,6 +16,7 @@ have nothing public.
 import importlib
 import pkgutil
 
+from routing_tf import layers as _layers
 from routing_tf.zoo.parts.pattern import Pattern as Pattern
 
 __all__ = ["Pattern"]
@@ -32,3 +35,7 @@ for _found in pkgutil.walk_packages(__path__, f"{__name__}."):
     __all__ += _names
     PATTERNS.update(getattr(_module, "PATTERNS", {}))
     FEED_FORWARDS.update(getattr(_module, "FEED_FORWARDS", {}))
+
+for _name in __all__:
+    if _name.endswith(("Heads", "_heads")):
+        setattr(_layers, _name, globals()[_name])

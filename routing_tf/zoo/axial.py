@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -74,6 +75,8 @@ class AxialHeads(OneSequenceHeads):
 
     compares_by_products = True
 
+    width = Argument(check_optional_integer)
+
     def __init__(self, num_heads, axis=None, width=None, **kwargs):
         super().__init__(num_heads, **kwargs)
         if axis is not None and not (is_integer(axis) and axis in (0, 1)):
@@ -82,7 +85,7 @@ class AxialHeads(OneSequenceHeads):
                 f"axis={axis!r}"
             )
         self.axis = axis if axis is None else int(axis)
-        self.width = check_optional_integer("width", width)
+        self.width = width
         if axis is None and self.max_relative_position is not None:
             raise ValueError(
                 "`max_relative_position` must be None with `axis=None`: rows and "

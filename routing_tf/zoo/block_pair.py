@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.support import gathering
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
 from routing_tf.layers.support.lengths import num_parts
@@ -75,11 +76,14 @@ class BlockPairHeads(OneSequenceHeads):
 
     compares_by_products = True
 
+    num_blocks = Argument(check_positive_integer)
+    seed = Argument(check_non_negative_integer)
+
     def __init__(self, num_heads, num_blocks=2, permutations=None, seed=0, **kwargs):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_arguments(self, NO_CAUSAL_FORM, "key_shift")
-        self.num_blocks = check_positive_integer("num_blocks", num_blocks)
-        self.seed = check_non_negative_integer("seed", seed)
+        self.num_blocks = num_blocks
+        self.seed = seed
         self.permutations = permutations
         if permutations is not None:
             self.permutations = _check_permutations(

@@ -7,6 +7,7 @@ from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
 from routing_tf.layers.support import gathering
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -84,13 +85,16 @@ class BlockTopKHeads(HeadGroup):
     tokens_per_step = 1
     queries_per_step = 1
 
+    block_length = Argument(check_positive_integer)
+    num_blocks = Argument(check_positive_integer)
+    mix = Argument(check_choice, MIXES)
+
     def __init__(
         self, num_heads, block_length=64, num_blocks=4, mix="softmax", **kwargs
     ):
         super().__init__(num_heads, **kwargs)
-        self.block_length = check_positive_integer("block_length", block_length)
-        self.num_blocks = check_positive_integer("num_blocks", num_blocks)
-        check_choice("mix", mix, MIXES)
+        self.block_length = block_length
+        self.num_blocks = num_blocks
         self.mix = mix
 
     def attend(self, inputs, training=None):

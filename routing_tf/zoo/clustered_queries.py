@@ -9,6 +9,7 @@ from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import extremes
 from routing_tf.layers.support import gathering
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.blocks import running_sum
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -86,6 +87,13 @@ class ClusteredQueryHeads(HeadGroup):
     only against NumPy code of this repository.
     """
 
+    num_clusters = Argument(check_positive_integer)
+    num_keys = Argument(check_optional_integer)
+    num_bits = Argument(check_positive_integer)
+    num_iterations = Argument(check_positive_integer)
+    hash_bias = Argument(check_flag)
+    seed = Argument(check_non_negative_integer)
+
     def __init__(
         self,
         num_heads,
@@ -102,13 +110,12 @@ class ClusteredQueryHeads(HeadGroup):
             self, "the queries of a cluster attend as one", "max_relative_position"
         )
         refusals.refuse_arguments(self, OF_ALL_QUERIES, "key_shift", "rotary_positions")
-        self.num_clusters = check_positive_integer("num_clusters", num_clusters)
-        self.num_keys = check_optional_integer("num_keys", num_keys)
-        self.num_bits = check_positive_integer("num_bits", num_bits)
-        self.num_iterations = check_positive_integer("num_iterations", num_iterations)
-        check_flag("hash_bias", hash_bias)
+        self.num_clusters = num_clusters
+        self.num_keys = num_keys
+        self.num_bits = num_bits
+        self.num_iterations = num_iterations
         self.hash_bias = hash_bias
-        self.seed = check_non_negative_integer("seed", seed)
+        self.seed = seed
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)

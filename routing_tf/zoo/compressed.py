@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.products import product
@@ -86,6 +87,11 @@ class CompressedHeads(SummaryHeads):
     #: Of a block.
     num_summaries = 1
 
+    compression = Argument(check_choice, COMPRESSIONS)
+    ratio = Argument(check_positive_integer)
+    attention_window = Argument(check_optional_integer)
+    kernel_initializer = Argument(initializer)
+
     def __init__(
         self,
         num_heads,
@@ -99,17 +105,14 @@ class CompressedHeads(SummaryHeads):
         refusals.refuse_arguments(
             self, MANY_TOKENS, "key_shift", "rotary_positions", "token_bias_weight"
         )
-        check_choice("compression", compression, COMPRESSIONS)
         self.compression = compression
-        self.ratio = check_positive_integer("ratio", ratio)
-        self.attention_window = check_optional_integer(
-            "attention_window", attention_window
-        )
+        self.ratio = ratio
+        self.attention_window = attention_window
         if attention_window is None:
             refusals.refuse_arguments(
                 self, f"{MANY_TOKENS}, and there is no window", "max_relative_position"
             )
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.kernel_initializer = kernel_initializer
 
     @property
     def block_length(self):
@@ -118,16 +121,18 @@ class CompressedHeads(SummaryHeads):
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
-        for name, dim in (("key", self.key_dim), ("value", self.value_dim)):
-            if self.compression == "convolution":
-                self._add_convolution(name, dim)
-            if self.attention_window is None:
-                weight = self.add_weight(
-                    name=f"null_{name}",
-                    shape=(self.num_heads, 1, dim),
-                    initializer="zeros",
-                )
-                setattr(self, f"null_{name}", weight)
+        key_dim, value_dim = self.key_dim, self.value_dim
+        if self.compression == "convolution":
+            self.key_kernel, self.key_bias = self._add_convolution("key", key_dim)
+            self.value_kernel, self.value_bias = self._add_convolution(
+                "value", value_dim
+            )
+        if self.attention_window is None:
+            self.null_key = self._add_null("null_key", key_dim)
+            self.null_value = self._add_null("null_value", value_dim)
+
+    def _add_null(self, name, dim):
+        return self.add_weight((self.num_heads, 1, dim), "zeros", name=name)
 
     def _add_convolution(self, name, dim):
         """Makes kernel and bias of a convolution with a group for each head.
@@ -142,8 +147,7 @@ class CompressedHeads(SummaryHeads):
         bias = self.add_weight(
             name=f"{name}_bias", shape=(self.num_heads * dim,), initializer="zeros"
         )
-        setattr(self, f"{name}_kernel", kernel)
-        setattr(self, f"{name}_bias", bias)
+        return kernel, bias
 
     def prepared(self, inputs):
         refusals.refuse_bias(inputs, MANY_TOKENS)
@@ -180,9 +184,12 @@ class CompressedHeads(SummaryHeads):
             largest = extremes.largest(ops.where(real, x, least), axis=-2)
             return ops.where(ops.any(real, axis=-2), largest, 0)
         batch, heads, num_blocks, ratio, dim = ops.shape(x)
+        weights = {
+            "key": (self.key_kernel, self.key_bias),
+            "value": (self.value_kernel, self.value_bias),
+        }
         kernel, bias = (
-            ops.cast(ops.convert_to_tensor(getattr(self, f"{name}_{part}")), x.dtype)
-            for part in ("kernel", "bias")
+            ops.cast(ops.convert_to_tensor(weight), x.dtype) for weight in weights[name]
         )
         kernel = ops.reshape(kernel, (ratio * dim, heads, dim))
         x = ops.reshape(ops.where(real, x, 0), (batch, heads, num_blocks, ratio * dim))

@@ -1,14 +1,29 @@
 """Sparse attention weights: alpha-entmax, which gives most keys no weight at all."""
 
+import functools
 import numbers
 
 import keras
 from keras import ops
 
-from routing_tf.layers import ScaledDotProduct
+from routing_tf import layers
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.argument import Argument
+from routing_tf.zoo.thresholds import ThresholdHeads
 
-__all__ = ["EntmaxDotProduct"]
+__all__ = [
+    "EntmaxClusterStridedHeads",
+    "EntmaxDotProduct",
+    "EntmaxFixedHeads",
+    "EntmaxFullHeads",
+    "EntmaxHashedHeads",
+    "EntmaxHeads",
+    "EntmaxLocalHeads",
+    "EntmaxRandomHeads",
+    "EntmaxRoutedHeads",
+    "EntmaxStridedHeads",
+    "EntmaxThresholdHeads",
+]
 
 # Newton's method removes the remaining error of the threshold.
 NUM_BISECTIONS = 20
@@ -18,13 +33,26 @@ LEAST_EXCESS = 1e-3
 FURTHEST = -2 / LEAST_EXCESS
 
 
+def check_entmax_alpha(name, alpha):
+    """Returns a number for `entmax` as a float; `"learned"` stays."""
+    if isinstance(alpha, str) and alpha == "learned":
+        return alpha
+    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
+    if not is_number or not 1 + LEAST_EXCESS <= alpha <= 2:
+        raise ValueError(
+            f'`{name}` must be "learned" or a number from {1 + LEAST_EXCESS} to 2. '
+            f"Received: {name}={alpha!r}"
+        )
+    return float(alpha)
+
+
 @keras.saving.register_keras_serializable("routing_tf")
-class EntmaxDotProduct(ScaledDotProduct):
+class EntmaxDotProduct(layers.ScaledDotProduct):
     """Attention whose weights are those of alpha-entmax instead of the softmax.
 
-    `ScaledDotProduct` and all head groups make it for their `entmax_alpha`. Most keys
-    have no weight at all. First derivatives are exact; second ones are only so for
-    `entmax_alpha=2`, because the slope of the threshold counts as a constant.
+    Most keys have no weight at all. `EntmaxRoutedHeads` and the like attend so. First
+    derivatives are exact; second ones are only so for `entmax_alpha=2`, because the
+    slope of the threshold counts as a constant.
 
     Args:
         entmax_alpha: a number from 1.001 to 2 (1.5, the default, is usual, 2 is the
@@ -54,20 +82,11 @@ class EntmaxDotProduct(ScaledDotProduct):
     Transformers" (https://arxiv.org/abs/1909.00015).
     """
 
-    def __init__(self, *args, **kwargs):
-        if len(args) > 5:  # by position, as `ScaledDotProduct` takes it
-            alpha = check_entmax_alpha("entmax_alpha", args[5])
-            args = (*args[:5], alpha, *args[6:])
-        else:
-            alpha = kwargs.get("entmax_alpha", 1.5)
-            kwargs["entmax_alpha"] = check_entmax_alpha("entmax_alpha", alpha)
-        super().__init__(*args, **kwargs)
-        if self.entmax_alpha is None:
-            raise ValueError(
-                '`entmax_alpha` must be "learned" or a number in `EntmaxDotProduct`. '
-                "Received: entmax_alpha=None. Use `layers.ScaledDotProduct` for the "
-                "softmax"
-            )
+    entmax_alpha = Argument(check_entmax_alpha)
+
+    def __init__(self, entmax_alpha=1.5, **kwargs):
+        super().__init__(**kwargs)
+        self.entmax_alpha = entmax_alpha
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
@@ -101,17 +120,125 @@ class EntmaxDotProduct(ScaledDotProduct):
         )
 
 
-def check_entmax_alpha(name, alpha):
-    """Returns a number for `entmax` as a float; None and `"learned"` stay."""
-    if alpha is None or isinstance(alpha, str) and alpha == "learned":
-        return alpha
-    is_number = isinstance(alpha, numbers.Real) and not isinstance(alpha, bool)
-    if not is_number or not 1 + LEAST_EXCESS <= alpha <= 2:
-        raise ValueError(
-            f'`{name}` must be None for the softmax, "learned", or a number from '
-            f"{1 + LEAST_EXCESS} to 2. Received: {name}={alpha!r}"
+class EntmaxHeads:
+    """A base that gives head groups the weights of alpha-entmax.
+
+    There are `EntmaxFullHeads`, `EntmaxLocalHeads`, `EntmaxStridedHeads`,
+    `EntmaxFixedHeads`, `EntmaxRoutedHeads`, `EntmaxHashedHeads`,
+    `EntmaxClusterStridedHeads`, `EntmaxRandomHeads` and `EntmaxThresholdHeads`, each
+    like the class that it is named after in all else. A class of your own has this base
+    before that of its heads, whose queries must weigh all that they see in one softmax.
+
+    Args:
+        *args: arguments of the heads.
+        entmax_alpha: as in `EntmaxDotProduct`. Defaults to 1.5.
+        **kwargs: further arguments of the heads.
+
+    Example:
+
+    ```python
+    import numpy as np
+    from routing_tf import layers
+    from routing_tf import zoo
+
+    heads = zoo.EntmaxRoutedHeads(2, 4, attention_window=8, entmax_alpha="learned")
+    attention = layers.MixedAttention([heads], key_dim=8)
+    assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
+    ```
+    """
+
+    def __init__(self, *args, entmax_alpha=1.5, **kwargs):
+        self.dot_product_class = functools.partial(
+            EntmaxDotProduct, entmax_alpha=entmax_alpha
         )
-    return float(alpha)
+        super().__init__(*args, **kwargs)
+        self.entmax_alpha = self.dot_product.entmax_alpha
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxFullHeads(EntmaxHeads, layers.FullHeads):
+    """`FullHeads` with alpha-entmax."""
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxLocalHeads(EntmaxHeads, layers.LocalHeads):
+    """`LocalHeads` with alpha-entmax."""
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxStridedHeads(EntmaxHeads, layers.StridedHeads):
+    """`StridedHeads` with alpha-entmax."""
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxFixedHeads(EntmaxHeads, layers.FixedHeads):
+    """`FixedHeads` with alpha-entmax."""
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxRoutedHeads(EntmaxHeads, layers.RoutedHeads):
+    """`RoutedHeads` with alpha-entmax.
+
+    `clusters_per_query` must be 1: weights in several clusters cannot be joined.
+    """
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        if self.clusters_per_query > 1:
+            raise ValueError(
+                "`clusters_per_query` must be 1 with `entmax_alpha`, because its "
+                "weights in several clusters cannot be joined. Received: "
+                f"clusters_per_query={self.clusters_per_query} with "
+                f"entmax_alpha={self.entmax_alpha!r}"
+            )
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxHashedHeads(EntmaxHeads, layers.HashedHeads):
+    """`HashedHeads` with alpha-entmax."""
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxClusterStridedHeads(EntmaxHeads, layers.ClusterStridedHeads):
+    """`ClusterStridedHeads` with alpha-entmax."""
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxRandomHeads(EntmaxHeads, layers.RandomHeads):
+    """`RandomHeads` with alpha-entmax."""
+
+
+@keras.saving.register_keras_serializable("routing_tf")
+class EntmaxThresholdHeads(EntmaxHeads, ThresholdHeads):
+    """`ThresholdHeads` with alpha-entmax."""
+
+
+_WITH_ENTMAX = {
+    layers.FullHeads: EntmaxFullHeads,
+    layers.LocalHeads: EntmaxLocalHeads,
+    layers.StridedHeads: EntmaxStridedHeads,
+    layers.FixedHeads: EntmaxFixedHeads,
+    layers.RoutedHeads: EntmaxRoutedHeads,
+    layers.HashedHeads: EntmaxHashedHeads,
+    layers.ClusterStridedHeads: EntmaxClusterStridedHeads,
+    layers.RandomHeads: EntmaxRandomHeads,
+    ThresholdHeads: EntmaxThresholdHeads,
+}
+
+
+def with_entmax(heads):
+    """Returns the class that has alpha-entmax where a class of heads has the softmax.
+
+    Raises a `ValueError` if there is none.
+    """
+    if isinstance(heads, type) and issubclass(heads, EntmaxHeads):
+        return heads
+    if heads not in _WITH_ENTMAX:
+        raise ValueError(
+            f"`entmax_alpha` must be None for `{heads.__name__}`: `zoo` has no class "
+            "of these heads with alpha-entmax. Leave it out, or use other heads"
+        )
+    return _WITH_ENTMAX[heads]
 
 
 def entmax(logits, alpha):

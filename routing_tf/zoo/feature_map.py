@@ -9,6 +9,7 @@ from keras import ops
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_non_negative_integer
@@ -96,6 +97,11 @@ class FeatureMapHeads(HeadGroup):
     section 3.1.
     """
 
+    feature_map = Argument(check_choice, FEATURE_MAPS)
+    num_features = Argument(check_positive_integer)
+    seed = Argument(check_non_negative_integer)
+    chunk_length = Argument(check_positive_integer)
+
     def __init__(
         self,
         num_heads,
@@ -110,11 +116,10 @@ class FeatureMapHeads(HeadGroup):
             self, "features replace logits", "max_relative_position"
         )
         refusals.refuse_arguments(self, refusals.NO_WEIGHTS, "dropout")
-        check_choice("feature_map", feature_map, FEATURE_MAPS)
         self.feature_map = feature_map
-        self.num_features = check_positive_integer("num_features", num_features)
-        self.seed = check_non_negative_integer("seed", seed)
-        self.chunk_length = check_positive_integer("chunk_length", chunk_length)
+        self.num_features = num_features
+        self.seed = seed
+        self.chunk_length = chunk_length
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)

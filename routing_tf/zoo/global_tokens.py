@@ -5,6 +5,7 @@ from keras import ops
 
 from routing_tf.layers import ScaledDotProduct
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.lengths import as_numbers
@@ -40,13 +41,16 @@ class LearnedTokens(ScaledDotProduct):
         if not self.num_learned_tokens:
             return
         shape = (key_shape[1], self.num_learned_tokens)
-        for name, size in (("keys", key_shape[-1]), ("values", value_shape[-1])):
-            weight = self.add_weight(
-                name=f"learned_{name}",
-                shape=(*shape, size),
-                initializer=cloned(self.embeddings_initializer),
-            )
-            setattr(self, f"learned_{name}", weight)
+        self.learned_keys = self.add_weight(
+            name="learned_keys",
+            shape=(*shape, key_shape[-1]),
+            initializer=cloned(self.embeddings_initializer),
+        )
+        self.learned_values = self.add_weight(
+            name="learned_values",
+            shape=(*shape, value_shape[-1]),
+            initializer=cloned(self.embeddings_initializer),
+        )
 
     def call(
         self,
@@ -155,6 +159,9 @@ class GlobalHeads(OneSequenceHeads):
     compares_by_products = True
     dot_product_class = LearnedTokens
 
+    attention_window = Argument(check_optional_integer)
+    num_learned_tokens = Argument(check_non_negative_integer)
+
     def __init__(
         self,
         num_heads,
@@ -165,12 +172,8 @@ class GlobalHeads(OneSequenceHeads):
     ):
         super().__init__(num_heads, **kwargs)
         self.global_positions = _check_positions(global_positions)
-        self.attention_window = check_optional_integer(
-            "attention_window", attention_window
-        )
-        self.num_learned_tokens = check_non_negative_integer(
-            "num_learned_tokens", num_learned_tokens
-        )
+        self.attention_window = attention_window
+        self.num_learned_tokens = num_learned_tokens
         if not (self.global_positions or attention_window or num_learned_tokens):
             raise ValueError(
                 "`global_positions` must not be empty without a window and learned "

@@ -13,6 +13,7 @@ from routing_tf.layers.softmax.rotary_position import rotate
 from routing_tf.layers.support import batch_losses
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.lengths import is_known
@@ -138,6 +139,15 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
     # Each query reads tokens of its own.
     tokens_per_step = 32
 
+    num_selected = Argument(check_positive_integer)
+    num_indexer_heads = Argument(check_positive_integer)
+    indexer_dim = Argument(check_positive_integer)
+    indexer_rotary_dim = Argument(check_non_negative_integer)
+    warm_up_steps = Argument(check_non_negative_integer)
+    indexer_loss_weight = Argument(check_not_negative)
+    gather_length = Argument(check_optional_integer)
+    kernel_initializer = Argument(initializer)
+
     def __init__(
         self,
         num_heads,
@@ -152,26 +162,20 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        self.num_selected = check_positive_integer("num_selected", num_selected)
-        self.num_indexer_heads = check_positive_integer(
-            "num_indexer_heads", num_indexer_heads
-        )
-        self.indexer_dim = check_positive_integer("indexer_dim", indexer_dim)
-        self.indexer_rotary_dim = check_non_negative_integer(
-            "indexer_rotary_dim", indexer_rotary_dim
-        )
+        self.num_selected = num_selected
+        self.num_indexer_heads = num_indexer_heads
+        self.indexer_dim = indexer_dim
+        self.indexer_rotary_dim = indexer_rotary_dim
         if self.indexer_rotary_dim % 2 or self.indexer_rotary_dim > self.indexer_dim:
             raise ValueError(
                 "`indexer_rotary_dim` must be even, because pairs of entries are "
                 "turned, and at most `indexer_dim`. Received: indexer_rotary_dim="
                 f"{indexer_rotary_dim}, indexer_dim={self.indexer_dim}"
             )
-        self.warm_up_steps = check_non_negative_integer("warm_up_steps", warm_up_steps)
-        self.indexer_loss_weight = check_not_negative(
-            "indexer_loss_weight", indexer_loss_weight
-        )
-        self.gather_length = check_optional_integer("gather_length", gather_length)
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.warm_up_steps = warm_up_steps
+        self.indexer_loss_weight = indexer_loss_weight
+        self.gather_length = gather_length
+        self.kernel_initializer = kernel_initializer
 
     def build(self, query_shape, key_shape, value_shape, features_shape=None):
         super().build(query_shape, key_shape, value_shape)

@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.validation import check_flag
@@ -66,6 +67,10 @@ class InducedHeads(HeadGroup):
     section 3.1, equations 9 and 10.
     """
 
+    num_points = Argument(check_positive_integer)
+    use_layer_norm = Argument(check_flag)
+    kernel_initializer = Argument(initializer)
+
     def __init__(
         self,
         num_heads,
@@ -78,10 +83,9 @@ class InducedHeads(HeadGroup):
         refusals.refuse_arguments(
             self, ALL_TOKENS, "max_relative_position", "key_shift", "rotary_positions"
         )
-        self.num_points = check_positive_integer("num_points", num_points)
-        check_flag("use_layer_norm", use_layer_norm)
+        self.num_points = num_points
         self.use_layer_norm = use_layer_norm
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.kernel_initializer = kernel_initializer
         self.norms = []
         if use_layer_norm:
             self.norms = [
@@ -91,33 +95,33 @@ class InducedHeads(HeadGroup):
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
-        for name, dim in (
-            ("inducing_queries", self.key_dim),
-            ("inducing_points", self.value_dim),
-        ):
-            weight = learned_queries.add_weight(
-                self, name, self.num_points, dim, self.kernel_initializer
-            )
-            setattr(self, name, weight)
+        self.inducing_queries = self._add_points("inducing_queries", self.key_dim)
+        self.inducing_points = self._add_points("inducing_points", self.value_dim)
         for norm in self.norms:
             norm.build((None, self.num_heads, None, self.value_dim))
-        for name, dim in (
-            ("hidden", self.value_dim),
-            ("key", self.key_dim),
-            ("value", self.value_dim),
-        ):
-            self._add_projection(name, self.num_heads * dim)
+        self.hidden_kernel, self.hidden_bias = self._add_projection(
+            "hidden", self.value_dim
+        )
+        self.key_kernel, self.key_bias = self._add_projection("key", self.key_dim)
+        self.value_kernel, self.value_bias = self._add_projection(
+            "value", self.value_dim
+        )
 
-    def _add_projection(self, name, size):
-        """Makes a projection of the points of all heads."""
+    def _add_points(self, name, dim):
+        return learned_queries.add_weight(
+            self, name, self.num_points, dim, self.kernel_initializer
+        )
+
+    def _add_projection(self, name, dim):
+        """Makes kernel and bias of a projection of the points of all heads."""
+        size = self.num_heads * dim
         kernel = self.add_weight(
             name=f"{name}_kernel",
             shape=(self.num_heads * self.value_dim, size),
             initializer=cloned(self.kernel_initializer),
         )
         bias = self.add_weight(name=f"{name}_bias", shape=(size,), initializer="zeros")
-        setattr(self, f"{name}_kernel", kernel)
-        setattr(self, f"{name}_bias", bias)
+        return kernel, bias
 
     def prepared(self, inputs):
         refusals.refuse_causal_mask(inputs, ALL_TOKENS)
@@ -145,10 +149,10 @@ class InducedHeads(HeadGroup):
         )
         points = learned_queries.of_heads(self, self.inducing_points, found.dtype)
         points = self._normalized(0, found[..., :dim] + points)
-        points = self._normalized(
-            1, points + ops.relu(self._projected("hidden", points))
-        )
-        key, value = (self._projected(name, points) for name in ("key", "value"))
+        hidden = self._projected(points, self.hidden_kernel, self.hidden_bias)
+        points = self._normalized(1, points + ops.relu(hidden))
+        key = self._projected(points, self.key_kernel, self.key_bias)
+        value = self._projected(points, self.value_kernel, self.value_bias)
         if found.shape[-1] is None or found.shape[-1] > dim:
             value = ops.concatenate([value, found[..., dim:]], axis=-1)
         real = known_mask(inputs.value, inputs.value_mask)
@@ -163,12 +167,10 @@ class InducedHeads(HeadGroup):
     def _normalized(self, number, x):
         return self.norms[number](x) if self.use_layer_norm else x
 
-    def _projected(self, name, x):
+    def _projected(self, x, kernel, bias):
         """Projects `[batch, heads, points, dim]` over all heads together."""
-        kernel, bias = (
-            ops.cast(ops.convert_to_tensor(getattr(self, f"{name}_{part}")), x.dtype)
-            for part in ("kernel", "bias")
-        )
+        kernel = ops.cast(ops.convert_to_tensor(kernel), x.dtype)
+        bias = ops.cast(ops.convert_to_tensor(bias), x.dtype)
         batch, heads, points, dim = ops.shape(x)
         x = ops.reshape(ops.transpose(x, (0, 2, 1, 3)), (batch, points, heads * dim))
         x = ops.matmul(x, kernel) + bias

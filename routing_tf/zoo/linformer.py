@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.masks import without_padding
 from routing_tf.layers.support.products import product
@@ -69,6 +70,11 @@ class LinformerHeads(HeadGroup):
 
     compares_by_products = True
 
+    max_length = Argument(check_positive_integer)
+    num_projected = Argument(check_positive_integer)
+    sharing = Argument(check_choice, SHARING)
+    projection_initializer = Argument(initializer)
+
     def __init__(
         self,
         num_heads,
@@ -82,13 +88,10 @@ class LinformerHeads(HeadGroup):
         refusals.refuse_arguments(
             self, NO_PLACES, "max_relative_position", "key_shift", "token_bias_weight"
         )
-        self.max_length = check_positive_integer("max_length", max_length)
-        self.num_projected = check_positive_integer("num_projected", num_projected)
-        check_choice("sharing", sharing, SHARING)
+        self.max_length = max_length
+        self.num_projected = num_projected
         self.sharing = sharing
-        self.projection_initializer = initializer(
-            "projection_initializer", projection_initializer
-        )
+        self.projection_initializer = projection_initializer
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)

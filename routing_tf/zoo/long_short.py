@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers.softmax.softmax_attention import softmax
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.validation import check_optional_integer
@@ -75,6 +76,11 @@ class LongShortHeads(SummaryHeads):
     section 3.
     """
 
+    attention_window = Argument(check_positive_integer)
+    segment_length = Argument(check_optional_integer)
+    num_landmarks = Argument(check_positive_integer)
+    projection_initializer = Argument(initializer)
+
     def __init__(
         self,
         num_heads,
@@ -86,14 +92,10 @@ class LongShortHeads(SummaryHeads):
     ):
         super().__init__(num_heads, **kwargs)
         refusals.refuse_arguments(self, NO_PLACE, "key_shift", "rotary_positions")
-        self.attention_window = check_positive_integer(
-            "attention_window", attention_window
-        )
-        self.segment_length = check_optional_integer("segment_length", segment_length)
-        self.num_landmarks = check_positive_integer("num_landmarks", num_landmarks)
-        self.projection_initializer = initializer(
-            "projection_initializer", projection_initializer
-        )
+        self.attention_window = attention_window
+        self.segment_length = segment_length
+        self.num_landmarks = num_landmarks
+        self.projection_initializer = projection_initializer
         self.norms = {
             name: HeadNorm(name=f"{name}_norm", dtype=self.dtype_policy)
             for name in ("window_key", "window_value", "landmark_key", "landmark_value")

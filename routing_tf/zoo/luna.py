@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.softmax.softmax_attention import softmax
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.blocks import running_sum
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -78,6 +79,10 @@ class LunaHeads(HeadGroup):
     https://github.com/XuezheMax/fairseq-apollo.
     """
 
+    num_packed = Argument(check_positive_integer)
+    packing_initializer = Argument(initializer)
+    chunk_length = Argument(check_positive_integer)
+
     def __init__(
         self,
         num_heads,
@@ -90,11 +95,9 @@ class LunaHeads(HeadGroup):
         refusals.refuse_arguments(
             self, PACKED, "max_relative_position", "key_shift", "rotary_positions"
         )
-        self.num_packed = check_positive_integer("num_packed", num_packed)
-        self.packing_initializer = initializer(
-            "packing_initializer", packing_initializer
-        )
-        self.chunk_length = check_positive_integer("chunk_length", chunk_length)
+        self.num_packed = num_packed
+        self.packing_initializer = packing_initializer
+        self.chunk_length = chunk_length
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)

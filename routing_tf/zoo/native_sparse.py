@@ -9,6 +9,7 @@ from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
 from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -122,6 +123,17 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
 
     tokens_per_step = 1
 
+    compression_length = Argument(check_positive_integer)
+    compression_stride = Argument(check_positive_integer)
+    block_length = Argument(check_positive_integer)
+    num_blocks = Argument(check_positive_integer)
+    num_initial_blocks = Argument(check_non_negative_integer)
+    num_local_blocks = Argument(check_positive_integer)
+    attention_window = Argument(check_positive_integer)
+    compression_dim = Argument(check_optional_integer)
+    share_branches = Argument(check_flag)
+    kernel_initializer = Argument(initializer)
+
     def __init__(
         self,
         num_heads,
@@ -138,24 +150,16 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        for name, value in (
-            ("compression_length", compression_length),
-            ("compression_stride", compression_stride),
-            ("block_length", block_length),
-            ("num_blocks", num_blocks),
-            ("num_local_blocks", num_local_blocks),
-            ("attention_window", attention_window),
-        ):
-            setattr(self, name, check_positive_integer(name, value))
-        self.num_initial_blocks = check_non_negative_integer(
-            "num_initial_blocks", num_initial_blocks
-        )
-        self.compression_dim = check_optional_integer(
-            "compression_dim", compression_dim
-        )
-        check_flag("share_branches", share_branches)
+        self.compression_length = compression_length
+        self.compression_stride = compression_stride
+        self.block_length = block_length
+        self.num_blocks = num_blocks
+        self.num_initial_blocks = num_initial_blocks
+        self.num_local_blocks = num_local_blocks
+        self.attention_window = attention_window
+        self.compression_dim = compression_dim
         self.share_branches = share_branches
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.kernel_initializer = kernel_initializer
         self._check_sizes()
         refusals.refuse_arguments(
             self, MANY_TOKENS, "key_shift", "rotary_positions", "token_bias_weight"

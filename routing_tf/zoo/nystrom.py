@@ -7,6 +7,7 @@ from keras import ops
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.blocks import break_into_blocks
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
@@ -73,6 +74,9 @@ class NystromHeads(HeadGroup):
     code uses the largest norm of a batch, so one sequence depends on the others.
     """
 
+    num_landmarks = Argument(check_positive_integer)
+    num_iterations = Argument(check_positive_integer)
+
     def __init__(
         self,
         num_heads,
@@ -86,8 +90,8 @@ class NystromHeads(HeadGroup):
             self, LANDMARKS, "max_relative_position", "key_shift", "token_bias_weight"
         )
         refusals.refuse_arguments(self, refusals.NO_WEIGHTS, "dropout")
-        self.num_landmarks = check_positive_integer("num_landmarks", num_landmarks)
-        self.num_iterations = check_positive_integer("num_iterations", num_iterations)
+        self.num_landmarks = num_landmarks
+        self.num_iterations = num_iterations
         size = check_optional_integer("convolution_size", convolution_size)
         if size is not None and size % 2 == 0:
             raise ValueError(

@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -67,15 +68,17 @@ class RandomBlockHeads(OneSequenceHeads):
 
     compares_by_products = True
 
+    block_length = Argument(check_positive_integer)
+    num_random_blocks = Argument(check_positive_integer)
+    seed = Argument(check_non_negative_integer)
+
     def __init__(
         self, num_heads, block_length=64, num_random_blocks=3, seed=0, **kwargs
     ):
         super().__init__(num_heads, **kwargs)
-        self.block_length = check_positive_integer("block_length", block_length)
-        self.num_random_blocks = check_positive_integer(
-            "num_random_blocks", num_random_blocks
-        )
-        self.seed = check_non_negative_integer("seed", seed)
+        self.block_length = block_length
+        self.num_random_blocks = num_random_blocks
+        self.seed = seed
 
     def random_blocks(self, num_blocks, use_causal_mask=False):
         """Returns the blocks that each block of queries sees.

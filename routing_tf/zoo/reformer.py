@@ -18,6 +18,7 @@ from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import without_padding
@@ -26,7 +27,6 @@ from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
-from routing_tf.zoo.parts.registration import registered_as
 from routing_tf.zoo.parts.rounds import Rounds
 from routing_tf.zoo.parts.rounds import fold_inputs
 from routing_tf.zoo.parts.rounds import of_each_round
@@ -42,14 +42,14 @@ HASHES = ("signs", "rotation")
 NORMALIZATIONS = ("layer", "unit_keys")
 
 
-@registered_as(HashedHeads)
+@keras.saving.register_keras_serializable("routing_tf")
 class ReformerHeads(HashedHeads):
     """Hashed heads in the manner of the Reformer.
 
     With `hash="rotation"`, the bucket of a token is the largest entry of `[xR, -xR]`
     with a random matrix R. With several rounds, each with its own hashes, a token
     attends in one softmax to all keys that it sees in any round; a key that it sees in
-    several rounds counts once. `HashedHeads` makes these heads for arguments of theirs.
+    several rounds counts once.
 
     Under a causal mask, a token attends to the last `attention_window` tokens of the
     bucket of its query, as in `HashedHeads`. (Chunks of the Reformer would move with
@@ -81,10 +81,10 @@ class ReformerHeads(HashedHeads):
     Raises:
         ValueError: if `num_buckets` is odd with `hash="rotation"`, `num_rounds` is not
             a positive integer, `hash` or `normalization` is unknown,
-            `attends_to_self=False` comes with shifted or separate keys, `entmax_alpha`
-            comes with it or with several rounds, or `HashedHeads` refuses an argument;
-            when called, as in `HashedHeads`, with several rounds if the value is
-            another sequence, and in chunks with separate keys.
+            `attends_to_self=False` comes with shifted or separate keys, or
+            `HashedHeads` refuses an argument; when called, as in `HashedHeads`, with
+            several rounds if the value is another sequence, and in chunks with separate
+            keys.
 
     Example:
 
@@ -104,32 +104,38 @@ class ReformerHeads(HashedHeads):
     has no neighbour before it, as here, and each step draws new hashes, unlike here.
     """
 
-    def __init__(self, num_heads, num_buckets, attention_window, **kwargs):
+    hash = Argument(check_choice, HASHES)
+    num_rounds = Argument(check_positive_integer)
+    normalization = Argument(check_choice, NORMALIZATIONS)
+    attends_to_self = Argument(check_flag)
+
+    def __init__(
+        self,
+        num_heads,
+        num_buckets,
+        attention_window,
+        hash="signs",
+        num_rounds=1,
+        normalization="layer",
+        attends_to_self=True,
+        **kwargs,
+    ):
         super().__init__(num_heads, num_buckets, attention_window, **kwargs)
-        check_choice("hash", self.hash, HASHES)
-        check_choice("normalization", self.normalization, NORMALIZATIONS)
+        self.hash = hash
+        self.num_rounds = num_rounds
+        self.normalization = normalization
+        self.attends_to_self = attends_to_self
         if self.hash == "rotation" and num_buckets % 2:
             raise ValueError(
                 '`num_buckets` must be even with `hash="rotation"`, which has a bucket '
                 "on each side of every direction. Received: "
                 f"num_buckets={num_buckets}. Add 1"
             )
-        self.num_rounds = check_positive_integer("num_rounds", self.num_rounds)
-        check_flag("attends_to_self", self.attends_to_self)
-        self.attends_to_self = bool(self.attends_to_self)
         if not self.attends_to_self and (self.key_shift or not self.share_query_key):
             raise ValueError(
                 "`attends_to_self=False` needs tokens whose query is their own key. "
                 f"Received: share_query_key={self.share_query_key}, "
                 f"key_shift={self.key_shift}. Leave it out"
-            )
-        if self.joins_rounds and self.entmax_alpha is not None:
-            raise ValueError(
-                "`entmax_alpha` must be None with several rounds and with "
-                "`attends_to_self=False`, where sums of exponentials are joined. "
-                f"Received: entmax_alpha={self.entmax_alpha!r}, "
-                f"num_rounds={self.num_rounds}, attends_to_self={self.attends_to_self}"
-                ". Leave it out"
             )
 
     @property

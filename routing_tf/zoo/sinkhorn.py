@@ -5,6 +5,7 @@ from keras import ops
 
 from routing_tf.layers.caches import rows
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -93,6 +94,11 @@ class SinkhornHeads(OneSequenceHeads):
     compares_by_products = True
     tokens_per_step = 1
 
+    block_length = Argument(check_positive_integer)
+    num_iterations = Argument(check_positive_integer)
+    temperature = Argument(check_positive_number)
+    gumbel_noise = Argument(check_flag)
+
     def __init__(
         self,
         num_heads,
@@ -111,11 +117,10 @@ class SinkhornHeads(OneSequenceHeads):
             "rotary_positions",
             "token_bias_weight",
         )
-        self.block_length = check_positive_integer("block_length", block_length)
-        self.num_iterations = check_positive_integer("num_iterations", num_iterations)
-        self.temperature = check_positive_number("temperature", temperature)
-        check_flag("gumbel_noise", gumbel_noise)
-        self.gumbel_noise = bool(gumbel_noise)
+        self.block_length = block_length
+        self.num_iterations = num_iterations
+        self.temperature = temperature
+        self.gumbel_noise = gumbel_noise
         self.noise_seed = keras.random.SeedGenerator(self.dropout_seed)
 
     def prepared(self, inputs):

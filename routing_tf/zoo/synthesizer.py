@@ -5,6 +5,7 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches.rows import make_rows
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
@@ -81,6 +82,11 @@ class SynthesizerHeads(HeadGroup):
 
     needs_keys = False
 
+    kind = Argument(check_choice, KINDS)
+    max_length = Argument(check_positive_integer)
+    rank = Argument(check_optional_integer)
+    logits_initializer = Argument(initializer)
+
     def __init__(
         self,
         num_heads,
@@ -95,11 +101,10 @@ class SynthesizerHeads(HeadGroup):
             self, "each place has a logit already", "max_relative_position"
         )
         refusals.refuse_arguments(self, NO_KEYS, "key_shift", "rotary_positions")
-        check_choice("kind", kind, KINDS)
         self.kind = kind
-        self.max_length = check_positive_integer("max_length", max_length)
-        self.rank = check_optional_integer("rank", rank)
-        self.logits_initializer = initializer("logits_initializer", logits_initializer)
+        self.max_length = max_length
+        self.rank = rank
+        self.logits_initializer = logits_initializer
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)

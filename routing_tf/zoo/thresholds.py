@@ -8,15 +8,17 @@ import dataclasses
 import keras
 from keras import ops
 
-from routing_tf.layers import RoutedHeads
 from routing_tf.layers.caches import rows
+from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing import rings
+from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.routed_tokens import Assignment
 from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import key_heads
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import num_parts
 from routing_tf.layers.support.masks import large_negative
@@ -24,20 +26,20 @@ from routing_tf.layers.support.masks import without_padding
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
-from routing_tf.zoo.parts.registration import registered_as
 
 __all__ = ["MovingThresholds", "ThresholdHeads"]
 
 
-@registered_as(RoutedHeads)
-class ThresholdHeads(RoutedHeads):
-    """Routed heads whose centroids take all tokens above a threshold.
+@keras.saving.register_keras_serializable("routing_tf")
+class ThresholdHeads(ClusteredHeads):
+    """Heads that attend inside clusters of all tokens above a threshold.
 
-    Each centroid takes the tokens that score at least as high as its threshold, which
-    is a moving average from training (`MovingThresholds`). A token attends to the last
-    `attention_window` members of each of its clusters, and its results are averaged; a
-    token in no cluster gets zero. Strictly causal, and only for self-attention under a
-    causal mask. `RoutedHeads` makes them with `routing="expert_threshold"`.
+    As in `RoutedHeads`, queries and keys are layer-normalised and scored against
+    learned centroids. Each centroid takes the tokens that score at least as high as its
+    threshold, which is a moving average from training (`MovingThresholds`). A token
+    attends to the last `attention_window` members of each of its clusters, and its
+    results are averaged; a token in no cluster gets zero. Strictly causal, and only for
+    self-attention under a causal mask.
 
     State: that of `OnlineKMeans` and of `MovingThresholds`; both move when
     `training=True`. Padding moves no centroid and no threshold.
@@ -51,9 +53,16 @@ class ThresholdHeads(RoutedHeads):
             default.
         threshold_decay: share of the thresholds' old average kept at each training
             step, in [0, 1). Defaults to 0.99.
-        **kwargs: arguments of `RoutedHeads`.
+        **kwargs: arguments of `Clustering`, which say how centroids move, of
+            `ClusteredHeads`, such as `share_query_key`, and of `HeadGroup`.
 
-    Call arguments, Returns and Raises: as in `RoutedHeads`.
+    Call arguments and Returns: as in `RoutedHeads`.
+
+    Raises:
+        ValueError: if `attention_window` or `max_clusters_per_token` is not a positive
+            integer, `threshold_decay` is not in [0, 1), or an argument is refused by
+            `Clustering`, `ClusteredHeads` or `HeadGroup`; when called, if there is no
+            causal mask or the value is another sequence.
 
     Example:
 
@@ -72,23 +81,28 @@ class ThresholdHeads(RoutedHeads):
     this package's own.
     """
 
-    routings = ("expert_threshold",)
+    remembers_key_heads = True
+
+    max_clusters_per_token = Argument(check_positive_integer)
+    threshold_decay = Argument(check_rate)
 
     def __init__(
         self,
         num_heads,
         num_clusters,
         attention_window,
-        routing="expert_threshold",
-        *args,
+        max_clusters_per_token=2,
+        threshold_decay=0.99,
         **kwargs,
     ):
-        super().__init__(
-            num_heads, num_clusters, attention_window, routing, *args, **kwargs
-        )
+        clustering, kwargs = Clustering.taken_from(kwargs)
+        super().__init__(num_heads, attention_window, **kwargs)
+        self.add_centroids(num_clusters, clustering)
+        self.max_clusters_per_token = max_clusters_per_token
+        self.threshold_decay = threshold_decay
         self.thresholds = MovingThresholds(
             num_streams=1 + self.routes_queries,
-            decay=self.threshold_decay,
+            decay=threshold_decay,
             name="thresholds",
             dtype="float32",
         )
@@ -105,6 +119,24 @@ class ThresholdHeads(RoutedHeads):
 
     def causal_rule(self, routing_scope=None, has_segments=False):
         return self.rule(AboveThreshold)
+
+    def attend(self, inputs, training=None):
+        self._check_call(inputs)
+        return super().attend(inputs, training=training)
+
+    def make_memory(self, inputs, max_length):
+        self._check_call(inputs)
+        return super().make_memory(inputs, max_length)
+
+    def _check_call(self, inputs):
+        if inputs.is_cross_attention or not inputs.use_causal_mask:
+            raise ValueError(
+                f"`{type(self).__name__}` work in self-attention under a causal mask "
+                f"only. Received: use_causal_mask={inputs.use_causal_mask}, "
+                f"is_cross_attention={inputs.is_cross_attention}. Pass "
+                "`use_causal_mask=True` and no `value`, or take `RoutedHeads` with "
+                '`routing="expert_choice"`'
+            )
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -159,10 +191,12 @@ class MovingThresholds(ConfiguredLayer):
     (https://arxiv.org/abs/2603.11535), equation 6 and algorithm 1.
     """
 
+    num_streams = Argument(check_positive_integer)
+    decay = Argument(check_rate)
+
     def __init__(self, num_streams=1, decay=0.99, **kwargs):
         super().__init__(**kwargs)
-        check_rate("decay", decay)
-        self.num_streams = check_positive_integer("num_streams", num_streams)
+        self.num_streams = num_streams
         self.decay = decay
 
     def build(self, scores_shape):
@@ -170,16 +204,18 @@ class MovingThresholds(ConfiguredLayer):
             scores_shape = scores_shape[0]
         _, heads, _, clusters = scores_shape
         shape = (self.num_streams, heads, clusters)
-        for name, own_shape in (("thresholds", shape), ("counts", shape[:2])):
-            weight = self.add_weight(
-                name=name,
-                shape=own_shape,
-                initializer="zeros",
-                dtype="float32",
-                trainable=False,
-                autocast=False,
-            )
-            setattr(self, name, weight)
+        self.thresholds = self._add_state("thresholds", shape)
+        self.counts = self._add_state("counts", shape[:2])
+
+    def _add_state(self, name, shape):
+        return self.add_weight(
+            name=name,
+            shape=shape,
+            initializer="zeros",
+            dtype="float32",
+            trainable=False,
+            autocast=False,
+        )
 
     def call(self, scores, token_masks=None, training=None):
         masks = token_masks or [None] * len(scores)

@@ -119,7 +119,7 @@ def test_clusters_with_thresholds():
     margins = scores - thresholds[:, None]
     second = np.sort(margins, axis=-1)[..., -2:-1]
     expected = margins >= np.maximum(second, 0.0)
-    members = found.clusters["routed_heads"].members
+    members = found.clusters["threshold_heads"].members
     np.testing.assert_array_equal(members, expected)
     assert members.any() and not members.all()
 

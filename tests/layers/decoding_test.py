@@ -47,9 +47,12 @@ CASES = {
         f"normalised_{kind}": functools.partial(kinds.CAUSAL[kind], **NORMALISED)
         for kind in ("sliding_strided", "two_clusters_apart_shifted", "rounds")
     },
-    "entmax_full": functools.partial(layers.FullHeads, HEADS, entmax_alpha="learned"),
+    "entmax_full": functools.partial(
+        zoo.EntmaxFullHeads, HEADS, entmax_alpha="learned"
+    ),
     "entmax_apart": functools.partial(
-        kinds.routed, share_query_key=False, entmax_alpha=1.5
+        *(zoo.EntmaxRoutedHeads, HEADS),
+        **{"share_query_key": False, **kinds.SIZES, **kinds.RELATIVE},
     ),
 }
 
@@ -104,9 +107,9 @@ GROUPS = {
     "mixed": lambda: [rectangles(flange_blocks=(0, 1)), strides()],
     "axial": lambda: [
         rectangles(),
-        layers.AxialHeads(HEADS, 0, **kinds.RELATIVE),
-        layers.AxialHeads(HEADS, 1, key_shift=1, **kinds.RELATIVE),
-        layers.AxialHeads(HEADS),
+        zoo.AxialHeads(HEADS, 0, **kinds.RELATIVE),
+        zoo.AxialHeads(HEADS, 1, key_shift=1, **kinds.RELATIVE),
+        zoo.AxialHeads(HEADS),
     ],
     "chosen": lambda: [rectangles(), CASES["best_blocks"](), cases.native_sparse()],
     "shifted": lambda: [

@@ -10,12 +10,13 @@ import math
 from hypothesis import strategies as st
 
 CLUSTERED = ("RoutedHeads", "ClusterStridedHeads", "HashedHeads", "RandomHeads")
+CLUSTERED += ("ThresholdHeads",)
 BLOCKED = ("LocalHeads", "StridedHeads", "FixedHeads")
 # A query of them has one softmax over all that it sees, for which entmax may stand.
 SOFTMAX_OF_ALL = ("FullHeads", *BLOCKED)
 # These attend inside one sequence only.
 OF_ONE_SEQUENCE = ("GlobalHeads", "RandomBlockHeads", "AxialHeads")
-KINDS = ("FullHeads", *BLOCKED, "SlidingHeads", "BlockTopKHeads", *CLUSTERED)
+KINDS = ("FullHeads", *BLOCKED, "SlidingHeads", "BlockTopKHeads", *CLUSTERED[:-1])
 LENGTHS = (1, 2, 3, 5, 7, 8, 12, 16, 19, 24, 33)
 SIDES = (1, 2, 3, 4, 6)
 SEEDS, BLOCKS = (0, 1, 12345), (1, 2, 3, 5, 64)
@@ -38,6 +39,7 @@ OF_KIND = {
     "RandomHeads": {**CLUSTERS, "seed": SEEDS},
     "RoutedHeads": CLUSTERS,
     "SlidingHeads": {"radius": BLOCKS},
+    "ThresholdHeads": CLUSTERS,
 }
 MASKS = ("tail", "holes", "one row of padding", "all padding", "integers")
 MASKS += ("one for all",)
@@ -143,7 +145,7 @@ def _choose_routing(draw, case, options):
     """Draws who chooses; under a causal mask over another sequence that is named."""
     routings = [None, "expert_choice"]
     if _is_causal_self_attention(case):
-        routings += ["token_choice", "expert_threshold"]
+        routings.append("token_choice")
     elif case.call["use_causal_mask"]:
         routings.remove(None)
     routing = draw(st.sampled_from(routings))
@@ -172,13 +174,17 @@ def cases(draw):
         case.options["block_shape"] = draw(_pick((1,), (3,), (5,), (40,)))
     number = draw(_pick(1, 1, 1, 2, 2, 3))
     every = KINDS if case.value is not None else (*KINDS, *OF_ONE_SEQUENCE)
+    if _is_causal_self_attention(case):
+        every = (*every, "ThresholdHeads")
     kinds = [draw(st.sampled_from(every)) for _ in range(number)]
     places_pair = {"FixedHeads", "SlidingHeads"} & set(kinds) or (
         rectangle and "LocalHeads" in kinds
     )
     if case.value is not None and places_pair:
         case.value = (*case.query[:-1], case.value[-1])
-    case.groups = [(kind, _group(draw, kind, case, rectangle)) for kind in kinds]
+    case.groups = [
+        _with_entmax(kind, _group(draw, kind, case, rectangle)) for kind in kinds
+    ]
     if rectangle and not any(
         len(options.get("block_shape", ())) == 2 for _, options in case.groups
     ):
@@ -186,6 +192,10 @@ def cases(draw):
     case.options["block_shape"] = case.options.get("block_shape")
     _add_memory_blocks(draw, case, rectangle)
     return _finish(draw, case)
+
+
+def _with_entmax(kind, options):
+    return f"Entmax{kind}" if "entmax_alpha" in options else kind, options
 
 
 def _group(draw, kind, case, rectangle):
@@ -233,6 +243,7 @@ def _group(draw, kind, case, rectangle):
         sometimes(20, query_cluster=("query", "key"))
     if kind in ("RoutedHeads", "ClusterStridedHeads"):
         sometimes(30, prefix_block_size=(1, 2, 5, 64))
+    if kind in ("RoutedHeads", "ClusterStridedHeads", "ThresholdHeads"):
         sometimes(20, update_rule=("paper",))
         if "update_rule" not in options:
             sometimes(20, ema=(False,))

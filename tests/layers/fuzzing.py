@@ -22,6 +22,7 @@ from absl import app
 from absl import flags
 
 from routing_tf import layers
+from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import fuzz_cases
 from tests.layers import helpers
@@ -118,7 +119,10 @@ def build(case):
     own |= {"dtype": options["dtype"]} if "dtype" in options else {}
     if options.get("block_shape", 0) is None:
         del options["block_shape"]
-    groups = [getattr(layers, kind)(**{**own, **given}) for kind, given in case.groups]
+    groups = [
+        getattr(zoo if hasattr(zoo, kind) else layers, kind)(**{**own, **given})
+        for kind, given in case.groups
+    ]
     layer = layers.MixedAttention(groups, **options)
     layer.build(case.query, case.value)
     helpers.randomize(layer, case.seed)

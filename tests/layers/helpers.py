@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf import zoo
 from tests import golden_cases
 
 CLUSTERED = (
     *(layers.RoutedHeads, layers.ClusterStridedHeads, layers.HashedHeads),
-    layers.RandomHeads,
+    *(layers.RandomHeads, zoo.ThresholdHeads),
 )
 ON_JAX = keras.backend.backend() == "jax"
 # A further case on JAX, where it takes long to compile.
@@ -182,7 +183,7 @@ def mean_square_norm(x):
 
 def softmax_options(group):
     """How a head group weighs keys, as options of `dense_attention`."""
-    alpha = group.dot_product.entmax_alpha
+    alpha = getattr(group, "entmax_alpha", None)
     if alpha == "learned":
         scores = golden_cases.to_numpy(group.dot_product.alpha_scores)
         alpha = 1 + 1 / (1 + np.exp(-scores.astype("float64")))[:, None, None]

@@ -204,7 +204,7 @@ def test_refuses_a_query_of_another_depth():
 @pytest.mark.parametrize(
     "make",
     [
-        functools.partial(layers.RoutedHeads, 2, 2, 4, "expert_threshold"),
+        functools.partial(zoo.ThresholdHeads, 2, 2, 4),
         pytest.param(cases.SMALL["NativeSparseHeads"], marks=pytest.mark.thorough),
         cases.SMALL["LongShortHeads"],
     ],

@@ -20,6 +20,10 @@ experts = partial(routed, routing="expert_choice")
 hashed = partial(
     layers.HashedHeads, HEADS, num_buckets=4, attention_window=5, **RELATIVE
 )
+reformer = partial(
+    zoo.ReformerHeads, HEADS, num_buckets=4, attention_window=5, **RELATIVE
+)
+thresholds = partial(zoo.ThresholdHeads, HEADS, **SIZES, **RELATIVE)
 strided = partial(layers.ClusterStridedHeads, HEADS, **SIZES, **RELATIVE)
 random = partial(layers.RandomHeads, HEADS, **SIZES, **RELATIVE)
 fixed = partial(layers.FixedHeads, HEADS, 5, 2)
@@ -60,16 +64,16 @@ POSITIONAL = {
 CLUSTERED = {
     "token_choice": partial(routed, routing="token_choice"),
     "two_clusters": partial(routed, attention_window=6, clusters_per_query=2),
-    "threshold": partial(routed, routing="expert_threshold"),
+    "threshold": thresholds,
     "prefix": partial(experts, routing_scope="prefix", prefix_block_size=12),
     "cluster_strided": partial(strided, prefix_block_size=12),
     "hashed": hashed,
-    "rounds": partial(hashed, num_rounds=2),
+    "rounds": partial(reformer, num_rounds=2),
     "random": random,
     "multipole": multipole,
 }
 APART = {f"{kind}_apart": partial(make, **SEPARATE) for kind, make in CLUSTERED.items()}
-UNSHIFTED = {"reformer": partial(hashed, num_rounds=2, **REFORMER), **cases.UNSHIFTED}
+UNSHIFTED = {"reformer": partial(reformer, num_rounds=2, **REFORMER), **cases.UNSHIFTED}
 # One or two of each way to read keys beside the values of the next positions.
 MAY_SHIFT = (
     *("full", "local", "dilated", "strided", "fixed", "sliding", "sliding_strided"),
@@ -112,7 +116,7 @@ MEMORIES = {
     **{kind: WHOLE[kind] for kind in WHOLE if kind.startswith("expert")},
     **{kind: WHOLE[kind] for kind in ("cluster_strided", "hashed", "random")},
     **{kind: WHOLE[kind] for kind in ("multipole", "multipole_apart")},
-    "one_hash": partial(hashed, hash="rotation", attends_to_self=False),
+    "one_hash": partial(reformer, hash="rotation", attends_to_self=False),
     **{kind: cases.ALL[kind] for kind in cases.OF_TWO},
 }
 # What a query can see is bounded, and so is what they remember: of tokens with shifted
@@ -132,12 +136,15 @@ BOUNDED |= {f"{kind}_shifted" for kind in ("sliding", *cases.BOUNDED)}
 
 
 def exported():
-    """Returns the classes of head groups of the package, by their names there."""
+    """Returns the classes of head groups of the package, by their names there.
+
+    Those with entmax, which differ from others by their weights alone, are left out.
+    """
     return {
         name: x
         for name, x in {**vars(layers), **vars(zoo)}.items()
         if isinstance(x, type) and issubclass(x, layers.HeadGroup)
-        if x is not layers.HeadGroup
+        if x is not layers.HeadGroup and not issubclass(x, zoo.EntmaxHeads)
     }
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import numpy as np
 
 from routing_tf import layers
+from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import patterns
@@ -230,9 +231,9 @@ class _Call:
             return self._attend_in_clusters()
         if isinstance(group, layers.LocalHeads):
             sees, distances = self._local()
-        elif isinstance(group, layers.BlockTopKHeads):
+        elif isinstance(group, zoo.BlockTopKHeads):
             sees, distances = self._best_blocks()
-        elif isinstance(group, layers.AxialHeads):
+        elif isinstance(group, zoo.AxialHeads):
             places, width = np.arange(self.length), group.width
             if len(self.order.lengths) > 1:
                 places, width = self.order.position, self.order.lengths[1]
@@ -240,7 +241,11 @@ class _Call:
                 *np.divmod(places, width), group.axis, self.causal
             )
         else:
-            rule = patterns.OF_GROUPS[type(group)]
+            rule = next(
+                patterns.OF_GROUPS[cls]
+                for cls in type(group).__mro__
+                if cls in patterns.OF_GROUPS
+            )
             lengths = self.length, self.memory_length
             sees, distances = rule(group, *lengths, self.causal)
         return self._dense(sees, distances)
@@ -340,7 +345,7 @@ class _Call:
                 ranks = seen.cumsum(axis=-1)
                 asks = np.diagonal(asks, axis1=-2, axis2=-1)
                 yield asks, seen & self._earlier(), ranks - ranks[..., -1:]
-        elif self.causal and getattr(self.group, "routing", None) == "expert_threshold":
+        elif self.causal and isinstance(self.group, zoo.ThresholdHeads):
             yield from self._above_thresholds()
         elif self.causal and self._tokens_choose():
             sees, distances = self._last_members()
@@ -575,7 +580,7 @@ class _Call:
         logit_error = query_error * key + key_error * query + epsilon * logits
         error = value * np.minimum(2 * logit_error, 2.0)[..., None]
         error = error + self.value.error.max(axis=2) + epsilon * value
-        if self.group.dot_product.entmax_alpha is not None:
+        if isinstance(self.group, zoo.EntmaxHeads):
             error = error + ENTMAX_ERROR * value
         return error, logit_error.max(axis=-1)
 

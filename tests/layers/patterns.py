@@ -6,6 +6,7 @@ Positions are those of one sequence; on two axes of positions of the blocked ord
 import numpy as np
 
 from routing_tf import layers
+from routing_tf import zoo
 
 
 def local(length, memory_length, block, memory_block, flange, causal):
@@ -139,9 +140,9 @@ OF_GROUPS = {
     layers.SlidingHeads: sliding,
     layers.StridedHeads: strided,
     layers.FixedHeads: fixed,
-    layers.GlobalHeads: global_tokens,
-    layers.RandomBlockHeads: random_blocks,
-    layers.BlockPairHeads: block_pairs,
+    zoo.GlobalHeads: global_tokens,
+    zoo.RandomBlockHeads: random_blocks,
+    zoo.BlockPairHeads: block_pairs,
 }
 
 

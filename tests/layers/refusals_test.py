@@ -55,7 +55,7 @@ BY_NAME = {
     "clustering": (3, "decay"),
     "commitment_weight": (-1.0, "1", None, nan, [1.0]),
     "decay": (-0.1, 1.5, nan, "0.9", None, [0.5]),
-    "entmax_alpha": (1, 1.0, 0.5, 2.5, 3, "free", True, nan, [1.5]),
+    "entmax_alpha": (1, 1.0, 0.5, 2.5, 3, "free", True, nan, [1.5], None),
     "exploring_queries": (-1, 1.5, None, True),
     "feature_map": ("relu", None, 1),
     "flange_blocks": (-1, 1.5, "1", None, (1, 1, 1), True, (-1,)),
@@ -129,7 +129,10 @@ OF_HEADS = {
     "AxialHeads": {"axis": 0},
     "BlockTopKHeads": {"block_length": 4, "num_blocks": 2},
     "GlobalHeads": {"global_positions": (1, 0)},
+    "EntmaxFullHeads": {},
     "LinformerHeads": {"max_length": 8},
+    "ReformerHeads": {"num_buckets": 4, "attention_window": 4},
+    "ThresholdHeads": {"num_clusters": 2, "attention_window": 4},
 }
 REQUIRED |= {name: {"num_heads": 2, **given} for name, given in OF_HEADS.items()}
 # Values that a class refuses besides those of the name.
@@ -142,7 +145,7 @@ MORE = {
     "FeedForward": {"activation": ("swish", None)},
     "FixedHeads": {"num_summary_columns": (1000,)},
     "FunnelBackbone": {"hidden_dim": (9,)},
-    "HashedHeads": {"normalization": ("batch", None, 1), "num_buckets": (1,)},
+    "HashedHeads": {"num_buckets": (1,)},
     "IndexedHeads": {"indexer_rotary_dim": (3, 34)},
     "MixedAttention": {
         **{"head_groups": ([], None, 5, "routed", FULL), "remat": ("logits",)},
@@ -158,6 +161,7 @@ MORE = {
     "NystromHeads": {"convolution_size": (2,)},
     "PerceiverBackbone": {"heads": ([3], FULL)},
     "ProductKeyMemory": {"key_dim": (7,), "num_keys": (None,), "top_k": SIZES},
+    "ReformerHeads": {"normalization": ("batch", None, 1), "num_buckets": (1,)},
     "RoutingAttention": {
         **{"num_local_heads": (5,), "remat": ("logits",)},
         "projection_config": ("biases",),
@@ -178,7 +182,6 @@ PRODUCTS = "FeatureMap ClusteredQuery Compressed LongShort Induced Luna Nystrom 
 PRODUCTS += "Synthesizer NativeSparse"
 MEANINGLESS = {
     "dropout": (0.5, "FeatureMap Nystrom"),
-    "entmax_alpha": (1.5, "Indexed BlockTopK NativeSparse"),
     "key_shift": (
         1,
         "BlockPair ClusteredQuery Compressed Induced Linformer LongShort Luna "

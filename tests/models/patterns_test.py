@@ -15,6 +15,7 @@ from routing_tf.models import patterns
 from routing_tf.models import stack
 from routing_tf.zoo import FEED_FORWARDS
 from routing_tf.zoo import PATTERNS
+from routing_tf.zoo import entmax
 from tests import golden_cases
 from tests.models import small_models
 from tests.models import small_seq2seq
@@ -161,7 +162,11 @@ def test_what_a_pattern_refuses_is_what_its_heads_refuse(name):
     options = {"dropout": 0.5, "rotary_positions": True, "key_shift": 1}
     for argument, value in {**options, "entmax_alpha": 1.5}.items():
         try:
-            pattern.groups(sizes, 2, **{argument: value})
+            made = pattern
+            if argument == "entmax_alpha":
+                heads = entmax.with_entmax(pattern.heads)
+                made = dataclasses.replace(pattern, heads=heads)
+            made.groups(sizes, 2, **{argument: value})
         except ValueError:
             refused.add(argument)
     assert refused == set(pattern.refuses)

@@ -22,7 +22,7 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("kind", [*TRAINED, *EXACT], ids=lambda kind: kind.__qualname__)
+@pytest.mark.parametrize("kind", [*TRAINED, *EXACT], ids=lambda kind: kind.__name__)
 def test_survives_saving(kind, tmp_path):
     options = {**TRAINED, **EXACT}[kind]
     if kind in EXACT:
@@ -36,7 +36,7 @@ def test_survives_saving(kind, tmp_path):
     helpers.assert_survives_saving(attention, tmp_path, x, use_causal_mask=True)
 
 
-@pytest.mark.parametrize("kind", [*TRAINED, *EXACT], ids=lambda kind: kind.__qualname__)
+@pytest.mark.parametrize("kind", [*TRAINED, *EXACT], ids=lambda kind: kind.__name__)
 def test_knows_no_shifted_keys(kind):
     options = {**TRAINED, **EXACT}[kind]
     with pytest.raises(ValueError, match="flaws of the release.*Received: key_shift=1"):

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from routing_tf import layers
 from routing_tf import optimizers
+from routing_tf import zoo
 from tests import golden_cases
 
 
@@ -30,7 +30,7 @@ def test_decay_takes_a_share_of_matrices_alone():
 
 @pytest.mark.parametrize(
     "group",
-    [layers.InducedHeads(2, 3), layers.LongShortHeads(2, 3, 2)],
+    [zoo.InducedHeads(2, 3), zoo.LongShortHeads(2, 3, 2)],
     ids=["induced", "long_short"],
 )
 def test_decay_leaves_the_normalization_of_heads_alone(group):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.zoo.entmax import entmax
 from tests import golden_cases
 from tests.layers import helpers
@@ -47,7 +47,7 @@ def test_equals_the_code_of_the_authors(number, alpha):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_sees_no_hidden_key(dtype):
-    layer = layers.ScaledDotProduct(entmax_alpha=1.001, dtype=dtype)
+    layer = zoo.EntmaxDotProduct(entmax_alpha=1.001, dtype=dtype)
     x = helpers.normal(1, 5, 4)
     mask = np.tri(5, dtype="bool")
     mask[2] = False
@@ -59,8 +59,6 @@ def test_half_precision_sees_no_hidden_key(dtype):
 
 
 def test_refused():
-    layer = layers.ScaledDotProduct(None, 0.0, "zeros", None, None, 2)
+    layer = zoo.EntmaxDotProduct(2)
     with pytest.raises(ValueError, match="`return_logsumexp` must be False"):
         layer(*[helpers.normal(1, 5, 4)] * 3, return_logsumexp=True)
-    with pytest.raises(ValueError, match="=None. Use `layers.ScaledDotProduct`"):
-        type(layer)(entmax_alpha=None)

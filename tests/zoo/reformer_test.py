@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from routing_tf import layers
+from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds
@@ -15,7 +15,7 @@ REFORMER = {**kinds.REFORMER, "num_rounds": 2}
 
 def built_group(num_buckets=4, window=5, **options):
     options = {"embeddings_initializer": "zeros", **options}
-    group = layers.HashedHeads(HEADS, num_buckets, window, **options)
+    group = zoo.ReformerHeads(HEADS, num_buckets, window, **options)
     return helpers.built(group)
 
 
@@ -148,7 +148,7 @@ def test_equals_reformer_pytorch(name):
     length = case["query"].shape[1]
     # Longer than any bucket.
     window = length if causal else int(golden["attention_window"])
-    group = layers.HashedHeads(heads, 2 * half, window, **REFORMER)
+    group = zoo.ReformerHeads(heads, 2 * half, window, **REFORMER)
     query, value = case["query"][None], case["value"][None]
     group.build(query.shape, query.shape, value.shape)
     rotations = case["rotations"].transpose(2, 0, 3, 1)

@@ -76,7 +76,7 @@ def symbolic_sizes(layer, *sequences):
         shapes = [tuple(x.shape) for x in sequences if x is not None]
         if all(is_known(*(n or 1 for n in shape)) for shape in shapes):
             raise
-        groups = {type(group).__qualname__ for group in layer.head_groups}
+        groups = {type(group).__name__ for group in layer.head_groups}
         raise ValueError(
             "On JAX, `export` needs known sizes for these heads, which compare them. "
             f"Received: {', '.join(sorted(groups))} in {layer.name!r} with the shapes "
@@ -87,7 +87,7 @@ def symbolic_sizes(layer, *sequences):
 
 
 def check_by_position(key, others):
-    """Refuses masks that are passed by position, as older versions allowed."""
+    """Refuses masks that are passed by position."""
     dtype = getattr(key, "dtype", None)
     is_mask = dtype is not None and keras.backend.standardize_dtype(dtype) == "bool"
     if others or is_mask:

@@ -12,6 +12,7 @@ from routing_tf.layers.attention.projections import Projections
 from routing_tf.layers.attention.rematerialization import computes_again
 from routing_tf.layers.attention.rematerialization import train_and_forget
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.segments import check_fit
@@ -54,8 +55,8 @@ class MixedAttention(Projections):
             the same results. False (the default): nothing. `"weights"`: the attention
             weights, which saves most of the memory and costs little time. True:
             everything between the projections, which costs more time. `"weights"` means
-            True for heads with relative positions, a token bias, a soft cap, dropout or
-            entmax, and for heads without one softmax over the keys of a query.
+            True for heads with relative positions, a token bias, a soft cap or dropout,
+            and for heads without one softmax over the keys of a query.
         num_key_value_heads: total number of heads of keys and values (grouped queries,
             as in `keras.layers.GroupQueryAttention`). Each serves the same number of
             adjacent query heads of a group, as if it were repeated for them. It must
@@ -185,6 +186,15 @@ class MixedAttention(Projections):
     Reference: paper, section 5; `multihead_attention_nd` of the release.
     """
 
+    key_dim = Argument(check_positive_integer)
+    value_dim = Argument(check_optional_integer)
+    output_dim = Argument(check_optional_integer)
+    kernel_initializer = Argument(initializer)
+    remat = Argument(check_choice, REMATS)
+    num_key_value_heads = Argument(check_optional_integer)
+    logit_soft_cap = Argument(check_optional_number)
+    qk_norm = Argument(check_flag)
+
     def __init__(
         self,
         head_groups,
@@ -207,16 +217,22 @@ class MixedAttention(Projections):
         declare_call_argument(self, "routing_scope")
         self.supports_masking = True
         self._has_warned = False
-        self.key_dim = check_positive_integer("key_dim", key_dim)
-        self.value_dim = check_optional_integer("value_dim", value_dim)
-        self.output_dim = check_optional_integer("output_dim", output_dim)
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
-        for name, value in projection_config.to_dict().items():
-            setattr(self, name, value)
+        self.key_dim = key_dim
+        self.value_dim = value_dim
+        self.output_dim = output_dim
+        self.kernel_initializer = kernel_initializer
+        self.use_bias = projection_config.use_bias
+        self.use_gate = projection_config.use_gate
+        self.bias_initializer = projection_config.bias_initializer
+        self.output_initializer = projection_config.output_initializer
+        self.kernel_regularizer = projection_config.kernel_regularizer
+        self.bias_regularizer = projection_config.bias_regularizer
+        self.kernel_constraint = projection_config.kernel_constraint
+        self.bias_constraint = projection_config.bias_constraint
+        self.shared_head_projection = projection_config.shared_head_projection
+        self.project_shared_keys = projection_config.project_shared_keys
         self.remat = remat or False
-        check_choice("remat", self.remat, REMATS)
-        self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
-        check_flag("qk_norm", qk_norm)
+        self.logit_soft_cap = logit_soft_cap
         self.qk_norm = qk_norm
         self.head_groups = arguments.check_head_groups(head_groups)
         self.block_shape = block_shape
@@ -224,9 +240,7 @@ class MixedAttention(Projections):
             self.block_shape = check_block_shape("block_shape", block_shape)
         blocks = arguments.blocks_on_two_axes(self.head_groups, self.block_shape)
         self._ordering_blocks = self.block_shape or blocks
-        self.num_key_value_heads = check_optional_integer(
-            "num_key_value_heads", num_key_value_heads
-        )
+        self.num_key_value_heads = num_key_value_heads
         queries_per_key = arguments.queries_per_key(
             self.num_key_value_heads, self.head_groups
         )

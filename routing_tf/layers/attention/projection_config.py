@@ -3,17 +3,11 @@
 import dataclasses
 
 from routing_tf.layers.support.settings import Settings
+from routing_tf.layers.support.settings import setting
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import constraint
 from routing_tf.layers.support.validation import initializer
 from routing_tf.layers.support.validation import regularizer
-
-# What the last word of a name says about the value.
-_KERAS_OBJECTS = {
-    "initializer": initializer,
-    "regularizer": regularizer,
-    "constraint": constraint,
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # objects of Keras do not compare
@@ -48,21 +42,13 @@ class ProjectionConfig(Settings):
             another setting is not a boolean.
     """
 
-    use_bias: bool = False
-    use_gate: bool = False
-    bias_initializer: object = "zeros"
-    output_initializer: object = None
-    kernel_regularizer: object = None
-    bias_regularizer: object = None
-    kernel_constraint: object = None
-    bias_constraint: object = None
-    shared_head_projection: bool = False
-    project_shared_keys: bool = False
-
-    def __post_init__(self):
-        for name, value in self.to_dict().items():
-            if isinstance(getattr(type(self), name), bool):
-                check_flag(name, value)
-            find = _KERAS_OBJECTS.get(name.rpartition("_")[2])
-            if find is not None:
-                object.__setattr__(self, name, find(name, value))
+    use_bias: bool = setting(False, check_flag)
+    use_gate: bool = setting(False, check_flag)
+    bias_initializer: object = setting("zeros", initializer)
+    output_initializer: object = setting(None, initializer)
+    kernel_regularizer: object = setting(None, regularizer)
+    bias_regularizer: object = setting(None, regularizer)
+    kernel_constraint: object = setting(None, constraint)
+    bias_constraint: object = setting(None, constraint)
+    shared_head_projection: bool = setting(False, check_flag)
+    project_shared_keys: bool = setting(False, check_flag)

@@ -73,23 +73,30 @@ class Projections(LowRankAdaptation):
             "value": [group.num_key_value_heads for group in self.head_groups],
         }
         self.memory_dim = memory_dim
-        shapes = self.kernel_shapes(dim, memory_dim)
+        self._add_weights(self.kernel_shapes(dim, memory_dim))
+
+    def _add_weights(self, shapes):
+        self.query_projection = self._projection("query", shapes)
+        self.key_projection = self._projection("key", shapes)
+        self.value_projection = self._projection("value", shapes)
+        self.output_projection = self._projection("output", shapes)
+        self.gate_projection = self._projection("gate", shapes)
+        self.query_kernel = self._kernel("query", shapes)
+        self.key_kernel = self._kernel("key", shapes)
+        self.value_kernel = self._kernel("value", shapes)
+        self.head_kernel = self._kernel("head", shapes)
+        self.output_kernel = self._kernel("output", shapes)
+        self.gate_kernel = self._kernel("gate", shapes)
+        self.query_bias = self._bias("query", shapes)
+        self.key_bias = self._bias("key", shapes)
+        self.value_bias = self._bias("value", shapes)
+        self.output_bias = self._bias("output", shapes)
+        self.gate_bias = self._bias("gate", shapes)
         for name in QUANTIZABLE:
-            setattr(self, f"{name}_projection", self._projection(name, shapes[name]))
-        for name, shape in shapes.items():
-            if shape is not None and self._has_own_kernel(name):
-                shape = None
-            setattr(self, f"{name}_kernel", self._weight(name, "kernel", shape))
-        for name in QUANTIZABLE:
-            has_bias = self.use_bias and shapes[name] is not None
-            shape = shapes[name][1:] if has_bias else None
-            setattr(self, f"{name}_bias", self._weight(name, "bias", shape))
             projection = getattr(self, f"{name}_projection")
             if projection is not None:
-                kernel, bias = (
-                    getattr(self, f"{name}_{kind}") for kind in ("kernel", "bias")
-                )
-                projection.read(kernel, bias)
+                kernel = getattr(self, f"{name}_kernel")
+                projection.read(kernel, getattr(self, f"{name}_bias"))
 
     def kernel_shapes(self, dim, memory_dim):
         """Returns the shapes of the kernels by name; None where there is none."""
@@ -290,8 +297,9 @@ class Projections(LowRankAdaptation):
         """Tells whether the blocks, if any, have this number of axes."""
         return self._ordering_blocks is None or len(self._ordering_blocks) == num_axes
 
-    def _projection(self, name, shape):
+    def _projection(self, name, shapes):
         """Makes the layer that Keras quantizes; None without a shape."""
+        shape = shapes[name]
         if shape is None:
             return None
         projection = Projection(
@@ -304,10 +312,16 @@ class Projections(LowRankAdaptation):
         projection.build((None, shape[0]))
         return projection
 
-    def _has_own_kernel(self, name):
-        """Whether a projection multiplies by another kernel than that of the layer."""
+    def _kernel(self, name, shapes):
+        """Makes a kernel; None without a shape, or where the projection has its own."""
         projection = getattr(self, f"{name}_projection", None)
-        return projection is not None and projection.has_own_kernel
+        has_own = projection is not None and projection.has_own_kernel
+        return self._weight(name, "kernel", None if has_own else shapes[name])
+
+    def _bias(self, name, shapes):
+        """Makes a bias; None without a shape, or without `use_bias`."""
+        has_bias = self.use_bias and shapes[name] is not None
+        return self._weight(name, "bias", shapes[name][1:] if has_bias else None)
 
     def _weight(self, name, kind, shape):
         """Makes the kernel or the bias of a projection; None without a shape."""

@@ -19,7 +19,6 @@ CLUSTERING = (
     *Clustering.names(),
     *NAMED,
     *("query_cluster", "clusters_per_query"),
-    *("max_clusters_per_token", "threshold_decay"),
 )
 
 
@@ -52,9 +51,8 @@ class RoutingAttention(MixedAttention):
             `attention_window`. A local query sees its own and the neighbouring blocks.
         routing: who chooses, see `RoutedHeads`. `"expert_choice"`: each cluster chooses
             the tokens that score highest. `"token_choice"`: each token chooses its best
-            cluster. `"expert_threshold"`: each cluster chooses the tokens above its
-            threshold. The last two need self-attention under a causal mask. None (the
-            default): token choice there, and expert choice elsewhere.
+            cluster, which needs self-attention under a causal mask. None (the default):
+            token choice there, and expert choice elsewhere.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
         max_relative_position: largest relative position with an embedding of its own,
@@ -63,8 +61,7 @@ class RoutingAttention(MixedAttention):
         share_query_key: whether routed heads use one projection for queries and keys,
             if query and value have the same depth. Defaults to True.
         clustering: dict of further arguments of `RoutedHeads` for its clusters: those
-            of `Clustering`, `query_cluster`, `clusters_per_query`,
-            `max_clusters_per_token`, `threshold_decay`, `routing_scope`,
+            of `Clustering`, `query_cluster`, `clusters_per_query`, `routing_scope`,
             `prefix_block_size` and `exploring_queries`; or a `Clustering`. None (the
             default) for none.
         key_shift: which key a position offers with its value, in all heads: its own (0,
@@ -150,8 +147,7 @@ class RoutingAttention(MixedAttention):
     ):
         num_heads = check_positive_integer("num_heads", num_heads)
         attention_window = check_positive_integer("attention_window", attention_window)
-        if seed is not None:
-            seed = check_non_negative_integer("seed", seed)
+        seed = check_seed("seed", seed)
         num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
         initializer("kernel_initializer", kernel_initializer)
         local_block_size = check_optional_integer("local_block_size", local_block_size)
@@ -209,11 +205,12 @@ class RoutingAttention(MixedAttention):
         self.max_relative_position = groups[0].max_relative_position
         self.share_query_key = share_query_key
         self.clustering = clustering
-        for name in NAMED:
-            setattr(self, name, clustering[name])
+        self.routing_scope = clustering["routing_scope"]
+        self.prefix_block_size = clustering["prefix_block_size"]
+        self.exploring_queries = clustering["exploring_queries"]
         self.dropout = dropout
         self.key_shift = groups[0].key_shift
-        self.seed = check_seed(seed)
+        self.seed = seed
         self.rotary_positions = rotary_positions
         self.attention_implementation = attention_implementation
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.gathering import dense_take
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.keras_internals import build_at_init
@@ -60,6 +61,11 @@ class TokenEmbedding(ConfiguredLayer):
     Reference: `get_embeddings` of the release.
     """
 
+    vocabulary_size = Argument(check_positive_integer)
+    embedding_dim = Argument(check_positive_integer)
+    embeddings_initializer = Argument(initializer)
+    scale = Argument(check_flag)
+
     def __init__(
         self,
         vocabulary_size,
@@ -70,14 +76,9 @@ class TokenEmbedding(ConfiguredLayer):
     ):
         # Ids that come as floats would be cast to half precision.
         super().__init__(autocast=False, **kwargs)
-        self.vocabulary_size = check_positive_integer(
-            "vocabulary_size", vocabulary_size
-        )
-        self.embedding_dim = check_positive_integer("embedding_dim", embedding_dim)
-        self.embeddings_initializer = initializer(
-            "embeddings_initializer", embeddings_initializer
-        )
-        check_flag("scale", scale)
+        self.vocabulary_size = vocabulary_size
+        self.embedding_dim = embedding_dim
+        self.embeddings_initializer = embeddings_initializer
         self.scale = scale
 
     def build(self, token_ids_shape):
@@ -152,6 +153,8 @@ class TimingSignal(_Places):
     release.
     """
 
+    restart = Argument(check_flag)
+
     def __init__(
         self,
         min_timescale=1.0,
@@ -163,7 +166,6 @@ class TimingSignal(_Places):
         super().__init__(**kwargs)
         declare_call_argument(self, "segment_ids")
         self.supports_masking = True
-        check_flag("restart", restart)
         self.restart = restart
         self.min_timescale = min_timescale
         self.max_timescale = max_timescale
@@ -247,13 +249,15 @@ class GridEmbedding(_Places):
     (https://arxiv.org/abs/1904.10509), section 5.1.
     """
 
+    embeddings_initializer = Argument(initializer)
+    restart = Argument(check_flag)
+
     def __init__(
         self, grid_shape, embeddings_initializer="uniform", restart=False, **kwargs
     ):
         super().__init__(**kwargs)
         declare_call_argument(self, "segment_ids")
         self.supports_masking = True
-        check_flag("restart", restart)
         self.restart = restart
         if not isinstance(grid_shape, (tuple, list)) or not grid_shape:
             raise ValueError(
@@ -263,9 +267,7 @@ class GridEmbedding(_Places):
         self.grid_shape = tuple(
             check_positive_integer("grid_shape", length) for length in grid_shape
         )
-        self.embeddings_initializer = initializer(
-            "embeddings_initializer", embeddings_initializer
-        )
+        self.embeddings_initializer = embeddings_initializer
 
     def build(self, inputs_shape):
         self.tables = [
@@ -348,12 +350,14 @@ class TokenDropout(ConfiguredLayer):
     release.
     """
 
+    rate = Argument(check_rate)
+    seed = Argument(check_seed)
+
     def __init__(self, rate, seed=None, **kwargs):
         super().__init__(autocast=False, **kwargs)
-        check_rate("rate", rate)
         self.supports_masking = True
         self.rate = rate
-        self.seed = check_seed(seed)
+        self.seed = seed
         self.seed_generator = keras.random.SeedGenerator(self.seed)
 
     def call(self, token_ids, training=None):

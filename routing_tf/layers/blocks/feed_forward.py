@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
@@ -59,6 +60,11 @@ class FeedForward(ConfiguredLayer):
     (https://arxiv.org/abs/1606.08415), and Child et al. (2019), section 5.3.
     """
 
+    intermediate_dim = Argument(check_positive_integer)
+    dropout = Argument(check_rate)
+    kernel_initializer = Argument(initializer)
+    output_initializer = Argument(initializer)
+
     def __init__(
         self,
         intermediate_dim,
@@ -70,16 +76,13 @@ class FeedForward(ConfiguredLayer):
     ):
         super().__init__(**kwargs)
         check_choice("activation", activation, ACTIVATIONS)
-        check_rate("dropout", dropout)
         self.supports_masking = True
-        self.intermediate_dim = check_positive_integer(
-            "intermediate_dim", intermediate_dim
-        )
+        self.intermediate_dim = intermediate_dim
         # In a call, `keras.RematScope` puts a function in place of `activation`.
         self.activation = self._activation = activation
         self.dropout = dropout
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
-        self.output_initializer = initializer("output_initializer", output_initializer)
+        self.kernel_initializer = kernel_initializer
+        self.output_initializer = output_initializer
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, inputs_shape):

@@ -8,6 +8,7 @@ from keras import ops
 from routing_tf.layers.blocks.embeddings import GridEmbedding
 from routing_tf.layers.blocks.embeddings import TokenEmbedding
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.positions import Positions
 from routing_tf.layers.support.serialization import ConfiguredLayer
@@ -71,6 +72,11 @@ class SubpixelEmbedding(ConfiguredLayer):
     5.1.
     """
 
+    vocabulary_size = Argument(check_positive_integer)
+    embedding_dim = Argument(check_positive_integer)
+    embeddings_initializer = Argument(initializer)
+    position_initializer = Argument(initializer)
+
     def __init__(
         self,
         vocabulary_size,
@@ -84,10 +90,8 @@ class SubpixelEmbedding(ConfiguredLayer):
     ):
         # Values that come as floats would be cast to half precision.
         super().__init__(autocast=False, **kwargs)
-        self.vocabulary_size = check_positive_integer(
-            "vocabulary_size", vocabulary_size
-        )
-        self.embedding_dim = check_positive_integer("embedding_dim", embedding_dim)
+        self.vocabulary_size = vocabulary_size
+        self.embedding_dim = embedding_dim
         self.block_shape = block_shape
         if block_shape is not None:
             self.block_shape = check_block_shape("block_shape", block_shape)
@@ -97,9 +101,7 @@ class SubpixelEmbedding(ConfiguredLayer):
                     f"Received: block_shape={block_shape!r}"
                 )
         self.position_embeddings = position_embeddings
-        self.embeddings_initializer = initializer(
-            "embeddings_initializer", embeddings_initializer
-        )
+        self.embeddings_initializer = embeddings_initializer
         if coordinate_embeddings and not position_embeddings:
             raise ValueError(
                 "`coordinate_embeddings` need `position_embeddings`. Received: "
@@ -107,9 +109,7 @@ class SubpixelEmbedding(ConfiguredLayer):
                 f"position_embeddings={position_embeddings}. Leave one of the two out"
             )
         self.coordinate_embeddings = coordinate_embeddings
-        self.position_initializer = initializer(
-            "position_initializer", position_initializer
-        )
+        self.position_initializer = position_initializer
 
     def build(self, images_shape):
         _check_rank("images", images_shape)
@@ -255,9 +255,11 @@ class RowColumnEmbedding(ConfiguredLayer):
     Reference: `add_positional_embedding_nd` of the release.
     """
 
+    max_length = Argument(check_positive_integer)
+
     def __init__(self, max_length, **kwargs):
         super().__init__(**kwargs)
-        self.max_length = check_positive_integer("max_length", max_length)
+        self.max_length = max_length
 
     def build(self, inputs_shape):
         _check_rank("inputs", inputs_shape)
@@ -269,14 +271,16 @@ class RowColumnEmbedding(ConfiguredLayer):
                 f"{columns} columns"
             )
         # The axes that broadcast are the release's.
-        shapes = {
-            "row_embeddings": (1, self.max_length, 1, dim),
-            "column_embeddings": (1, 1, self.max_length, dim),
-        }
-        for name, shape in shapes.items():
-            initializer = keras.initializers.RandomNormal(stddev=dim**-0.5)
-            weight = self.add_weight(name=name, shape=shape, initializer=initializer)
-            setattr(self, name, weight)
+        self.row_embeddings = self.add_weight(
+            name="row_embeddings",
+            shape=(1, self.max_length, 1, dim),
+            initializer=keras.initializers.RandomNormal(stddev=dim**-0.5),
+        )
+        self.column_embeddings = self.add_weight(
+            name="column_embeddings",
+            shape=(1, 1, self.max_length, dim),
+            initializer=keras.initializers.RandomNormal(stddev=dim**-0.5),
+        )
 
     def call(self, inputs):
         _, rows, columns, dim = inputs.shape

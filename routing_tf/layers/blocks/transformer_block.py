@@ -8,6 +8,7 @@ from keras import ops
 from routing_tf.layers.attention.rematerialization import call_and_forget
 from routing_tf.layers.attention.rematerialization import computes_again
 from routing_tf.layers.blocks.layer_normalization import LayerNormalization
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.keras_internals import mask_of
@@ -59,6 +60,8 @@ class SublayerSteps(ConfiguredLayer):
     Reference: `layer_preprocess` and `layer_postprocess` of tensor2tensor.
     """
 
+    dropout = Argument(check_rate)
+
     def __init__(self, steps, dropout=0.0, **kwargs):
         super().__init__(**kwargs)
         unknown = sorted(set(steps) - set("dan"))
@@ -67,7 +70,6 @@ class SublayerSteps(ConfiguredLayer):
                 "`steps` must consist of the letters d (dropout), a (add the residual) "
                 f"and n (normalize). Received: steps={steps!r}"
             )
-        check_rate("dropout", dropout)
         self.supports_masking = True
         self.steps = steps
         self.dropout = dropout
@@ -172,6 +174,11 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
     Reference: `transformer_decoder_layers` of the release.
     """
 
+    norm_position = Argument(check_choice, tuple(STEPS))
+    use_causal_mask = Argument(check_flag)
+    remat = Argument(check_flag)
+    remat_feed_forward = Argument(check_flag)
+
     def __init__(
         self,
         attention,
@@ -185,7 +192,6 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_choice("norm_position", norm_position, tuple(STEPS))
         declare_call_argument(self, "routing_scope", "segment_ids")
         self.supports_masking = True
         self.attention = _layer("attention", attention)
@@ -193,11 +199,8 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         self.cross_attention = _layer("cross_attention", cross_attention)
         self.norm_position = norm_position
         self.dropout = dropout
-        check_flag("use_causal_mask", use_causal_mask)
         self.use_causal_mask = use_causal_mask
-        check_flag("remat", remat)
         self.remat = remat
-        check_flag("remat_feed_forward", remat_feed_forward)
         self.remat_feed_forward = remat_feed_forward
         for part in self.parts:
             for side, letters in zip(("input", "output"), STEPS[norm_position]):

@@ -7,7 +7,9 @@ from routing_tf.layers.routing import membership
 from routing_tf.layers.routing import segment_members
 from routing_tf.layers.routing.all_scores import AllScores
 from routing_tf.layers.routing.clustering import Clustering
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.validation import check_optional_integer
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -68,6 +70,8 @@ class ClusterStridedHeads(ClusteredHeads):
 
     remembers_key_heads = True
 
+    prefix_block_size = Argument(check_optional_integer)
+
     def __init__(
         self,
         num_heads,
@@ -79,7 +83,8 @@ class ClusterStridedHeads(ClusteredHeads):
     ):
         clustering, kwargs = Clustering.taken_from(kwargs)
         super().__init__(num_heads, attention_window, **kwargs)
-        self.add_centroids(num_clusters, prefix_block_size, clustering)
+        self.add_centroids(num_clusters, clustering)
+        self.prefix_block_size = prefix_block_size
 
     def causal_rule(self, routing_scope=None, has_segments=False):
         return self.rule(AllScores)

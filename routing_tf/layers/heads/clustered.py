@@ -17,13 +17,13 @@ from routing_tf.layers.routing.online_kmeans import normalize
 from routing_tf.layers.routing.routed_tokens import Assignment
 from routing_tf.layers.routing.routed_tokens import RoutedTokens
 from routing_tf.layers.support import key_heads
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.key_shift import read_next_values
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import smaller
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
-from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 
 QUERY_CLUSTERS = ("query", "key")
@@ -87,6 +87,11 @@ class ClusteredHeads(HeadGroup):
     #: Added to a token's number of clusters, by which what it gets there is divided.
     count_offset = 0.0
 
+    attention_window = Argument(check_positive_integer)
+    share_query_key = Argument(check_flag)
+    query_cluster = Argument(check_choice, QUERY_CLUSTERS)
+    exploring_queries = Argument(check_non_negative_integer)
+
     def __init__(
         self,
         num_heads,
@@ -97,16 +102,10 @@ class ClusteredHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        check_choice("query_cluster", query_cluster, QUERY_CLUSTERS)
         self.query_cluster = query_cluster
-        self.attention_window = check_positive_integer(
-            "attention_window", attention_window
-        )
-        check_flag("share_query_key", share_query_key)
+        self.attention_window = attention_window
         self.share_query_key = share_query_key
-        self.exploring_queries = check_non_negative_integer(
-            "exploring_queries", exploring_queries
-        )
+        self.exploring_queries = exploring_queries
         if self.exploring_queries:
             self.exploring_seed = exploring.make_seed(self.dropout_seed)
         # The centroids, see `add_centroids`; None if clusters have none.
@@ -114,22 +113,16 @@ class ClusteredHeads(HeadGroup):
         # Not for Keras to track.
         object.__setattr__(self, "_rules", {})
 
-    def add_centroids(self, num_clusters, prefix_block_size, clustering):
-        """Gives the clusters learned centroids, which `clustering` moves.
-
-        `prefix_block_size` is the number of queries that are computed at once where
-        members are chosen for each prefix; None for `attention_window`.
-        """
-        self.clustering, settings = clustering, clustering.to_dict()
-        self.num_clusters = num_clusters
-        self.prefix_block_size = check_optional_integer(
-            "prefix_block_size", prefix_block_size
-        )
+    def add_centroids(self, num_clusters, clustering):
+        """Gives the clusters learned centroids, which a `Clustering` moves."""
         self.kmeans = self.kmeans_class(
-            num_clusters=num_clusters, **settings, name="kmeans", dtype="float32"
+            num_clusters=num_clusters,
+            **clustering.to_dict(),
+            name="kmeans",
+            dtype="float32",
         )
-        for name, value in settings.items():
-            setattr(self, name, value)
+        self.num_clusters = num_clusters
+        clustering.set_attributes(self)
 
     @property
     def needs_keys(self):

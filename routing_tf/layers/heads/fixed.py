@@ -9,6 +9,7 @@ from keras import ops
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import as_numbers
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import library
@@ -78,6 +79,10 @@ class FixedHeads(HeadGroup):
     supports_segments = True
     remembers_key_heads = True
 
+    block_shape = Argument(check_block_shape)
+    arrangement = Argument(check_choice, ARRANGEMENTS)
+    distinct_summaries = Argument(check_flag)
+
     def __init__(
         self,
         num_heads,
@@ -91,9 +96,7 @@ class FixedHeads(HeadGroup):
         num_summary_columns = check_positive_integer(
             "num_summary_columns", num_summary_columns
         )
-        check_choice("arrangement", arrangement, ARRANGEMENTS)
-        check_flag("distinct_summaries", distinct_summaries)
-        self.block_shape = check_block_shape("block_shape", block_shape)
+        self.block_shape = block_shape
         if num_summary_columns > self.block_length:
             raise ValueError(
                 "`num_summary_columns` must not exceed the block. Received: "

@@ -11,16 +11,7 @@ from routing_tf.layers.routing.routed_tokens import Assignment
 from routing_tf.layers.support.gathering import entries_at
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.layers.support.validation import is_integer
-
-#: Arguments of `zoo.ReformerHeads`, with the values that leave them out.
-OF_THE_REFORMER = {
-    "hash": "signs",
-    "num_rounds": 1,
-    "normalization": "layer",
-    "attends_to_self": True,
-}
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -45,11 +36,6 @@ class HashedHeads(ClusteredHeads):
         num_buckets: number of buckets of each head, at least 2; rounded down to a power
             of two.
         attention_window: number of members of a bucket, in tokens.
-        hash: `"signs"` (the default). This and the next three arguments, with another
-            value, make `zoo.ReformerHeads`, which explains them.
-        num_rounds: number of hashes of each token. Defaults to 1.
-        normalization: `"layer"` (the default): queries and keys are layer-normalised.
-        attends_to_self: whether a token sees itself (the default).
         share_query_key: whether the projection of the queries also makes the keys. In
             self-attention, queries and keys are then the same and are in one bucket.
             Defaults to True.
@@ -61,9 +47,9 @@ class HashedHeads(ClusteredHeads):
 
     Raises:
         ValueError: if `num_buckets` is not an integer of at least 2, `attention_window`
-            is not a positive integer, or `HeadGroup` or `zoo.ReformerHeads` refuses an
-            argument; when built, if `key_dim` is less than 2; when called, if
-            `use_causal_mask=True` and query and value differ in length.
+            is not a positive integer, or `HeadGroup` refuses an argument; when built,
+            if `key_dim` is less than 2; when called, if `use_causal_mask=True` and
+            query and value differ in length.
 
     Example:
 
@@ -79,25 +65,10 @@ class HashedHeads(ClusteredHeads):
     Reference: `hash_items_fn` and `gather_hashed_attention_items` of the release.
     """
 
-    def __new__(cls, *args, **kwargs):
-        given = {name: kwargs.get(name, x) for name, x in OF_THE_REFORMER.items()}
-        # Equal values of other types are refused there.
-        if cls is HashedHeads and repr(given) != repr(OF_THE_REFORMER):
-            cls = class_of_the_zoo("ReformerHeads")
-        return super().__new__(cls, *args, **kwargs)
+    #: Number of hashes of each token.
+    num_rounds = 1
 
-    def __init__(
-        self,
-        num_heads,
-        num_buckets,
-        attention_window,
-        *,
-        hash="signs",
-        num_rounds=1,
-        normalization="layer",
-        attends_to_self=True,
-        **kwargs,
-    ):
+    def __init__(self, num_heads, num_buckets, attention_window, **kwargs):
         super().__init__(num_heads, attention_window, **kwargs)
         if not is_integer(num_buckets) or num_buckets < 2:
             raise ValueError(
@@ -105,10 +76,6 @@ class HashedHeads(ClusteredHeads):
                 f"Received: num_buckets={num_buckets!r}"
             )
         self.num_buckets = int(num_buckets)
-        self.hash = hash
-        self.num_rounds = num_rounds
-        self.normalization = normalization
-        self.attends_to_self = attends_to_self
 
     @property
     def num_bits(self):

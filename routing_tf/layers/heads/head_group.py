@@ -14,6 +14,7 @@ from routing_tf.layers.softmax.rotary_position import rotate
 from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.lengths import length_of
@@ -23,11 +24,11 @@ from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
-from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_positive_number
+from routing_tf.layers.support.validation import check_seed
 from routing_tf.layers.support.validation import initializer
 
 # Hides a token from all queries that see another one.
@@ -62,8 +63,6 @@ class HeadGroup(Stepwise, ConfiguredLayer):
             zero if it sees nothing. 1 needs self-attention under a causal mask.
         dropout_seed: integer seed of the dropout and of all other random draws of the
             heads; None (the default) for a random one.
-        entmax_alpha: None (the default) for the softmax; for sparse weights instead, a
-            number from 1.001 to 2 or `"learned"`, see `ScaledDotProduct`.
         rotary_positions: whether queries and keys are turned by the position of their
             token before they are compared (RoFormer), so that logits also depend on the
             distance. A shifted key keeps the position of its own token. Positions count
@@ -103,11 +102,10 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     Raises:
         ValueError: if `num_heads` or `max_relative_position` is not a positive
             integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
-            is unknown, `key_shift` is neither 0 nor 1, `entmax_alpha` is out of range
-            or given to heads without one softmax for a query, `rotary_positions` or
-            `qk_norm` is not a boolean, `rotary_wavelength` or `logit_soft_cap` is not a
-            positive number, `attention_implementation` is unknown, or `logit_soft_cap`
-            or `qk_norm` is given to heads whose weights are not a softmax of products;
+            is unknown, `key_shift` is neither 0 nor 1, `rotary_positions` or `qk_norm`
+            is not a boolean, `rotary_wavelength` or `logit_soft_cap` is not a positive
+            number, `attention_implementation` is unknown, or `logit_soft_cap` or
+            `qk_norm` is given to heads whose weights are not a softmax of products;
             when built, if keys have an odd size for rotary positions; when called, if
             `use_causal_mask=True` and query and value differ in length, if
             `key_shift=1` comes without a causal mask or with another sequence as value,
@@ -118,7 +116,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     needs_keys = True
     #: Sizes of a token of the layer that holds the group, and of a key and a value.
     input_dim = key_dim = value_dim = None
-    #: Whether one softmax, which `entmax_alpha` may replace, sees all keys of a query.
+    #: Whether one softmax sees all keys of a query.
     has_one_softmax = False
     #: Whether all logits are products of queries and keys that `dot_product` weighs.
     #: `logit_soft_cap` and `qk_norm` need that.
@@ -136,6 +134,16 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     #: The layer that attends inside each window or cluster.
     dot_product_class = ScaledDotProduct
 
+    num_heads = Argument(check_positive_integer)
+    max_relative_position = Argument(check_optional_integer)
+    embeddings_initializer = Argument(initializer)
+    relative_key_initializer = Argument(initializer)
+    token_bias_weight = Argument(check_choice, TOKEN_BIAS_WEIGHTS)
+    key_shift = Argument(shift.check_key_shift)
+    dropout_seed = Argument(check_seed)
+    rotary_positions = Argument(check_flag)
+    rotary_wavelength = Argument(check_positive_number)
+
     def __init__(
         self,
         num_heads,
@@ -146,7 +154,6 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         token_bias_weight=None,
         key_shift=0,
         dropout_seed=None,
-        entmax_alpha=None,
         rotary_positions=False,
         rotary_wavelength=10000,
         attention_implementation="plain",
@@ -159,52 +166,32 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         self._follows_dtype = kwargs.get("dtype") is None
         # None is what the config of a group says whose layer decides.
         self._leaves_dtype_open = self._follows_dtype and "dtype" in kwargs
-        max_relative_position = check_optional_integer(
-            "max_relative_position", max_relative_position
-        )
-        if dropout_seed is not None:
-            dropout_seed = check_non_negative_integer("dropout_seed", dropout_seed)
-        check_choice("token_bias_weight", token_bias_weight, TOKEN_BIAS_WEIGHTS)
-        self.num_heads = check_positive_integer("num_heads", num_heads)
+        self.num_heads = num_heads
         # The layer that holds the group may set a smaller one.
         self.num_key_value_heads = self.num_heads
         self.max_relative_position = max_relative_position
         self.dropout = dropout
-        self.embeddings_initializer = initializer(
-            "embeddings_initializer", embeddings_initializer
-        )
-        self.relative_key_initializer = initializer(
-            "relative_key_initializer", relative_key_initializer
-        )
+        self.embeddings_initializer = embeddings_initializer
+        self.relative_key_initializer = relative_key_initializer
         self.token_bias_weight = token_bias_weight
-        shift.check_key_shift("key_shift", key_shift)
-        self.key_shift = int(key_shift)
+        self.key_shift = key_shift
         self.dropout_seed = dropout_seed
-        if entmax_alpha is not None and not self.has_one_softmax:
-            raise ValueError(
-                f"`entmax_alpha` must be None for {type(self).__qualname__}, because "
-                "these heads have no single softmax over the keys of a query. "
-                f"Received: entmax_alpha={entmax_alpha!r}"
-            )
-        check_flag("rotary_positions", rotary_positions)
+        self.rotary_positions = rotary_positions
         self.rotary = check_rotary(rotary)
-        self.rotary_positions = rotary_positions or self.rotary is not None
-        self.rotary_wavelength = check_positive_number(
-            "rotary_wavelength", rotary_wavelength
-        )
+        if self.rotary is not None:
+            self.rotary_positions = True
+        self.rotary_wavelength = rotary_wavelength
         self.attention_implementation = attention_implementation
         self.dot_product = self.dot_product_class(
-            max_relative_position=max_relative_position,
+            max_relative_position=self.max_relative_position,
             dropout=dropout,
             embeddings_initializer=embeddings_initializer,
             relative_key_initializer=relative_key_initializer,
-            seed=dropout_seed,
-            entmax_alpha=entmax_alpha,
+            seed=self.dropout_seed,
             attention_implementation=attention_implementation,
             name="dot_product",
             dtype=self.dtype_policy,
         )
-        self.entmax_alpha = self.dot_product.entmax_alpha
         self.set_soft_cap(logit_soft_cap)
         self.set_qk_norm(qk_norm)
 

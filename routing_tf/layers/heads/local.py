@@ -12,6 +12,7 @@ from routing_tf.layers.heads import local_windows
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support import blocks
 from routing_tf.layers.support import gathering
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import larger
 from routing_tf.layers.support.lengths import length_of
@@ -111,6 +112,9 @@ class LocalHeads(HeadGroup):
     # Whether the padding of a memory is also cut into blocks.
     shares_padding = False
 
+    block_shape = Argument(check_block_shape)
+    dilation = Argument(check_positive_integer)
+
     def __init__(
         self,
         num_heads,
@@ -121,14 +125,14 @@ class LocalHeads(HeadGroup):
         **kwargs,
     ):
         super().__init__(num_heads, **kwargs)
-        self.block_shape = check_block_shape("block_shape", block_shape)
+        self.block_shape = block_shape
         self.memory_block_shape = memory_block_shape
         if memory_block_shape is not None:
             self.memory_block_shape = _check_memory_block(
                 memory_block_shape, self.block_shape
             )
         self.flange_blocks = _check_flange(flange_blocks, self.block_shape)
-        self.dilation = check_positive_integer("dilation", dilation)
+        self.dilation = dilation
         if dilation > 1 and len(self.block_shape) > 1:
             raise ValueError(
                 "`dilation` must be 1 for blocks on two axes. Received: "

@@ -27,6 +27,7 @@ from routing_tf.layers.routing.pairs import document_places
 from routing_tf.layers.routing.routed_tokens import RoutedTokens
 from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.support import key_shift as shift
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.key_shift import read_next_values
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -103,7 +104,7 @@ class MultipoleHeads(ClusteredHeads):
             softmax and has no value, as in GPT-OSS. Defaults to False.
         **kwargs: arguments of `Clustering`, which say how centroids move;
             `exploring_queries` of `ClusteredHeads`; and arguments of `HeadGroup`,
-            without relative positions and `entmax_alpha`.
+            without relative positions.
 
     Call arguments and Returns: as in `HeadGroup`.
 
@@ -134,6 +135,16 @@ class MultipoleHeads(ClusteredHeads):
     # Any number: many tokens are computed in parallel.
     tokens_per_step = None
 
+    clusters_per_query = Argument(check_positive_integer)
+    num_recent = Argument(check_non_negative_integer)
+    num_sinks = Argument(check_non_negative_integer)
+    block_length = Argument(check_optional_integer)
+    summaries = Argument(check_flag)
+    keeps_all = Argument(check_flag)
+    normalization = Argument(check_choice, NORMALIZATIONS)
+    far_distance = Argument(check_optional_integer)
+    sink_logits = Argument(check_flag)
+
     def __init__(
         self,
         num_heads,
@@ -155,24 +166,16 @@ class MultipoleHeads(ClusteredHeads):
         super().__init__(
             num_heads, attention_window, share_query_key=share_query_key, **kwargs
         )
-        self.add_centroids(num_clusters, None, clustering)
-        self.clusters_per_query = check_positive_integer(
-            "clusters_per_query", clusters_per_query
-        )
-        self.num_recent = check_non_negative_integer("num_recent", num_recent)
-        self.num_sinks = check_non_negative_integer("num_sinks", num_sinks)
-        self.block_length = check_optional_integer("block_length", block_length)
-        for name, flag in (
-            ("summaries", summaries),
-            ("keeps_all", keeps_all),
-            ("sink_logits", sink_logits),
-        ):
-            check_flag(name, flag)
-        self.summaries, self.keeps_all = summaries, keeps_all
-        self.sink_logits = sink_logits
-        check_choice("normalization", normalization, NORMALIZATIONS)
+        self.add_centroids(num_clusters, clustering)
+        self.clusters_per_query = clusters_per_query
+        self.num_recent = num_recent
+        self.num_sinks = num_sinks
+        self.block_length = block_length
+        self.summaries = summaries
+        self.keeps_all = keeps_all
         self.normalization = normalization
-        self.far_distance = check_optional_integer("far_distance", far_distance)
+        self.far_distance = far_distance
+        self.sink_logits = sink_logits
         self._check_together()
 
     def _check_together(self):

@@ -10,6 +10,7 @@ from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.routed_tokens import Assignment
 from routing_tf.layers.support import gathering
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -64,10 +65,13 @@ class RandomHeads(ClusteredHeads):
     Reference: paper, section 5.1 and Table 1, "Random Transformer".
     """
 
+    num_clusters = Argument(check_positive_integer)
+    seed = Argument(check_non_negative_integer)
+
     def __init__(self, num_heads, num_clusters, attention_window, seed=0, **kwargs):
         super().__init__(num_heads, attention_window, **kwargs)
-        self.num_clusters = check_positive_integer("num_clusters", num_clusters)
-        self.seed = check_non_negative_integer("seed", seed)
+        self.num_clusters = num_clusters
+        self.seed = seed
 
     @property
     def routes_queries(self):

@@ -25,7 +25,7 @@ def of_one_length(inputs, reason):
 def refuse_comparison(group, name, neutral, value):
     """Raises the `ValueError` of heads whose weights are not a softmax of products."""
     raise ValueError(
-        f"`{name}` must be {neutral} for {type(group).__qualname__}: not all of their "
+        f"`{name}` must be {neutral} for {type(group).__name__}: not all of their "
         "weights are a softmax of products of queries and keys. Received: "
         f"{name}={value!r} for {group.name!r}. Leave it out, or use heads such as "
         "`RoutedHeads` or `LocalHeads`"
@@ -35,7 +35,7 @@ def refuse_comparison(group, name, neutral, value):
 def refuse_segments(group, reason):
     """Raises the `ValueError` of heads that cannot have `segment_ids`."""
     raise ValueError(
-        f"`segment_ids` cannot be used with `{type(group).__qualname__}`: {reason}. "
+        f"`segment_ids` cannot be used with `{type(group).__name__}`: {reason}. "
         f"Received: segment_ids for {group.name!r}. Leave them out, with one document "
         "in each row, or use heads such as `RoutedHeads` or `LocalHeads`"
     )

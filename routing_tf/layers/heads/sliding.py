@@ -9,6 +9,7 @@ from keras import ops
 from routing_tf.layers.heads import refusals
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -72,10 +73,12 @@ class SlidingHeads(HeadGroup):
     # Each of them is compared with all that a cache holds.
     tokens_per_step = 256
 
+    radius = Argument(check_non_negative_integer)
+    is_strided = Argument(check_flag)
+
     def __init__(self, num_heads, radius=128, is_strided=False, **kwargs):
         super().__init__(num_heads, **kwargs)
-        self.radius = check_non_negative_integer("radius", radius)
-        check_flag("is_strided", is_strided)
+        self.radius = radius
         if is_strided and not self.radius:
             raise ValueError(
                 "`radius` must be at least 1 with `is_strided=True`, which shows "

@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
@@ -58,9 +59,11 @@ class StridedHeads(HeadGroup):
     supports_segments = True
     remembers_key_heads = True
 
+    block_shape = Argument(check_block_shape)
+
     def __init__(self, num_heads, block_shape=(256,), **kwargs):
         super().__init__(num_heads, **kwargs)
-        self.block_shape = check_block_shape("block_shape", block_shape)
+        self.block_shape = block_shape
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)

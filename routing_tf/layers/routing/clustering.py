@@ -1,13 +1,14 @@
 """Settings that say how the centroids of clusters move."""
 
 import dataclasses
-import numbers
 
 from routing_tf.layers.support.settings import Settings
+from routing_tf.layers.support.settings import setting
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_not_negative
-from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.layers.support.validation import check_optional_integer
+from routing_tf.layers.support.validation import check_share
 
 UPDATE_RULES = ("ema", "paper")
 CENTROID_INITIALIZATIONS = ("normal", "tokens")
@@ -60,33 +61,19 @@ class Clustering(Settings):
     (2024), https://arxiv.org/abs/2408.15664.
     """
 
-    decay: float = 0.999
-    commitment_weight: float = 1e-4
-    ema: bool = True
-    update_rule: str = "ema"
-    revive_after: int | None = None
-    centroid_initialization: str = "normal"
-    balance_rate: float = 0.0
-    anchor_weight: float = 0.0
+    decay: float = setting(0.999, check_share)
+    commitment_weight: float = setting(1e-4, check_not_negative)
+    ema: bool = setting(True, check_flag)
+    update_rule: str = setting("ema", check_choice, UPDATE_RULES)
+    revive_after: int | None = setting(None, check_optional_integer)
+    centroid_initialization: str = setting(
+        "normal", check_choice, CENTROID_INITIALIZATIONS
+    )
+    balance_rate: float = setting(0.0, check_not_negative)
+    anchor_weight: float = setting(0.0, check_not_negative)
 
     def __post_init__(self):
-        check_choice("update_rule", self.update_rule, UPDATE_RULES)
-        check_choice(
-            "centroid_initialization",
-            self.centroid_initialization,
-            CENTROID_INITIALIZATIONS,
-        )
-        if self.revive_after is not None:
-            steps = check_positive_integer("revive_after", self.revive_after)
-            object.__setattr__(self, "revive_after", steps)
-        if not isinstance(self.decay, numbers.Real) or not 0 <= self.decay <= 1:
-            raise ValueError(
-                f"`decay` must be in the range [0, 1]. Received: decay={self.decay!r}"
-            )
-        check_not_negative("commitment_weight", self.commitment_weight)
-        check_not_negative("balance_rate", self.balance_rate)
-        check_not_negative("anchor_weight", self.anchor_weight)
-        check_flag("ema", self.ema)
+        super().__post_init__()
         if not self.ema:
             self._check_averages_alone()
 
@@ -111,6 +98,18 @@ class Clustering(Settings):
                 "`balance_rate` must be 0 where gradients train the centroids. "
                 f"Received: balance_rate={self.balance_rate}, ema={self.ema}"
             )
+
+    def set_attributes(self, layer):
+        """Gives a layer an attribute for each setting, as Keras has arguments."""
+        layer.clustering = self
+        layer.decay = self.decay
+        layer.commitment_weight = self.commitment_weight
+        layer.ema = self.ema
+        layer.update_rule = self.update_rule
+        layer.revive_after = self.revive_after
+        layer.centroid_initialization = self.centroid_initialization
+        layer.balance_rate = self.balance_rate
+        layer.anchor_weight = self.anchor_weight
 
     @property
     def revives(self):

@@ -42,7 +42,7 @@ def hold_updates():
 def update_or_hold(layer, statistics):
     """Moves a layer by the statistics of one call, or passes them to `hold_updates`.
 
-    The layer has a method `move`, as `OnlineKMeans` and `MovingThresholds`.
+    The layer has a method `move`, as `OnlineKMeans` has.
     """
     updates = _held.innermost
     if updates is None:

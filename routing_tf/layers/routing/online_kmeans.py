@@ -11,6 +11,7 @@ from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import batch_losses
 from routing_tf.layers.support import extremes
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.replicas import sum_of_earlier_replicas
@@ -121,16 +122,15 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     #: Where the average of the cluster counts starts.
     counts_initializer = "ones"
 
+    num_clusters = Argument(check_positive_integer)
+    smoothing_epsilon = Argument(check_not_negative)
+
     def __init__(self, num_clusters, *, smoothing_epsilon=1e-5, **kwargs):
         clustering, kwargs = Clustering.taken_from(kwargs)
         super().__init__(**kwargs)
-        self.clustering = clustering
-        self.num_clusters = check_positive_integer("num_clusters", num_clusters)
-        self.smoothing_epsilon = check_not_negative(
-            "smoothing_epsilon", smoothing_epsilon
-        )
-        for name, value in self.clustering.to_dict().items():
-            setattr(self, name, value)
+        self.num_clusters = num_clusters
+        self.smoothing_epsilon = smoothing_epsilon
+        clustering.set_attributes(self)
 
     def build(self, tokens_shape):
         if isinstance(tokens_shape[0], (list, tuple)):

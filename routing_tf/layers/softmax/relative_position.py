@@ -6,6 +6,7 @@ import keras
 from keras import ops
 
 from routing_tf.layers.support import backends
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.gathering import dense
 from routing_tf.layers.support.initializers import cloned
@@ -60,6 +61,10 @@ class RelativePosition(ConfiguredLayer):
     `dot_product_attention_relative` of the release.
     """
 
+    max_relative_position = Argument(check_positive_integer)
+    embeddings_initializer = Argument(initializer)
+    key_initializer = Argument(initializer)
+
     def __init__(
         self,
         max_relative_position,
@@ -68,13 +73,9 @@ class RelativePosition(ConfiguredLayer):
         **kwargs,
     ):
         super().__init__(**kwargs)
-        self.max_relative_position = check_positive_integer(
-            "max_relative_position", max_relative_position
-        )
-        self.embeddings_initializer = initializer(
-            "embeddings_initializer", embeddings_initializer
-        )
-        self.key_initializer = initializer("key_initializer", key_initializer)
+        self.max_relative_position = max_relative_position
+        self.embeddings_initializer = embeddings_initializer
+        self.key_initializer = key_initializer
 
     def build(self, query_shape, value_shape):
         rows = 2 * self.max_relative_position + 1

@@ -15,6 +15,7 @@ from routing_tf.layers.softmax.relative_position import RelativePosition
 from routing_tf.layers.softmax.softmax_attention import can_attend
 from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.softmax.softmax_attention import softmax_attention
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import causal_mask
 from routing_tf.layers.support.masks import causal_mask_as_bias
@@ -23,7 +24,6 @@ from routing_tf.layers.support.masks import mask_as_bias
 from routing_tf.layers.support.masks import sees_some
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import class_of_the_zoo
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_number
 from routing_tf.layers.support.validation import check_rate
@@ -49,16 +49,14 @@ class ScaledDotProduct(ConfiguredLayer):
         relative_key_initializer: initializer of the table of the keys, see
             `RelativePosition`; None (the default) for `embeddings_initializer`.
         seed: integer seed of the dropout; None (the default) for a random one.
-        entmax_alpha: None (the default) for the softmax. A number or `"learned"` makes
-            `zoo.EntmaxDotProduct`, most of whose weights are zero.
         attention_implementation: how attention is computed. `"plain"` (the default):
             products, a softmax, products, on any device. `"auto"`: on JAX with a GPU
             (compute capability 8.0 or more) the kernel of cuDNN, which keeps no weights
             of pairs, where its constraints hold: float16 or bfloat16, keys and values
             of at most 128, even numbers of queries and keys, no relative positions, no
-            dropout while training, no entmax, no soft cap and no sums of exponentials.
-            Where they do not, a message says why, once, and `"plain"` computes. Results
-            are equal up to rounding. A mask that differs between blocks or clusters
+            dropout while training, no soft cap and no sums of exponentials. Where they
+            do not, a message says why, once, and `"plain"` computes. Results are equal
+            up to rounding. A mask that differs between blocks or clusters
             stays in memory, as a number for each pair. On a TPU it is the splash kernel
             for token choice and hashed heads, whose queries are routed as their keys
             are; all else is `"plain"` there. `keras.config.disable_flash_attention()`
@@ -125,11 +123,12 @@ class ScaledDotProduct(ConfiguredLayer):
     #: Makes weights of keys of logits, both `<float>[..., queries, keys]`.
     normalized = staticmethod(softmax)
 
-    def __new__(cls, *args, **kwargs):
-        alpha = kwargs.get("entmax_alpha", args[5] if len(args) > 5 else None)
-        if alpha is not None and cls is ScaledDotProduct:
-            cls = class_of_the_zoo("EntmaxDotProduct")
-        return super().__new__(cls, *args, **kwargs)
+    dropout = Argument(check_rate)
+    embeddings_initializer = Argument(initializer)
+    relative_key_initializer = Argument(initializer)
+    seed = Argument(check_seed)
+    attention_implementation = Argument(check_choice, fused_attention.IMPLEMENTATIONS)
+    logit_soft_cap = Argument(check_optional_number)
 
     def __init__(
         self,
@@ -138,30 +137,18 @@ class ScaledDotProduct(ConfiguredLayer):
         embeddings_initializer="glorot_uniform",
         relative_key_initializer=None,
         seed=None,
-        entmax_alpha=None,
         attention_implementation="plain",
         logit_soft_cap=None,
         **kwargs,
     ):
         super().__init__(**kwargs)
-        check_rate("dropout", dropout)
-        check_choice(
-            "attention_implementation",
-            attention_implementation,
-            fused_attention.IMPLEMENTATIONS,
-        )
         self.attention_implementation = attention_implementation
-        self.entmax_alpha = entmax_alpha
-        self.logit_soft_cap = check_optional_number("logit_soft_cap", logit_soft_cap)
+        self.logit_soft_cap = logit_soft_cap
         self.max_relative_position = max_relative_position
         self.dropout = dropout
-        self.embeddings_initializer = initializer(
-            "embeddings_initializer", embeddings_initializer
-        )
-        self.relative_key_initializer = initializer(
-            "relative_key_initializer", relative_key_initializer
-        )
-        self.seed = check_seed(seed)
+        self.embeddings_initializer = embeddings_initializer
+        self.relative_key_initializer = relative_key_initializer
+        self.seed = seed
         self.relative_position = None
         if max_relative_position is not None:
             self.relative_position = RelativePosition(

@@ -21,12 +21,13 @@ from routing_tf.layers.support.validation import is_integer
 
 
 def check_key_shift(name, key_shift):
-    """Raises a `ValueError` unless keys can be shifted."""
+    """Returns 0 or 1; else raises a `ValueError`."""
     if not is_integer(key_shift) or key_shift not in (0, 1):
         raise ValueError(
             f"`{name}` must be 0 (a position offers its own key) or 1 (it offers the "
             f"key of the token before it). Received: {name}={key_shift!r}"
         )
+    return int(key_shift)
 
 
 def check_call(inputs):

@@ -1,7 +1,6 @@
 """Configs of layers, and of layers inside them."""
 
 import functools
-import importlib
 import inspect
 import itertools
 import re
@@ -26,12 +25,6 @@ class ConfiguredLayer(Checkpointed):
         names = (name for name in _arguments(type(self)) if hasattr(self, name))
         arguments = {name: _serialized(getattr(self, name)) for name in names}
         return {**super().get_config(), **arguments, **_quantized_dtype(self)}
-
-    @classmethod
-    def from_config(cls, config):
-        # `super()` looks at this `cls`, which may be another than that of the call.
-        cls, config = _class_of_config(cls, config)
-        return super().from_config(config)
 
 
 @functools.cache
@@ -90,46 +83,5 @@ def serialize(layer):
 def deserialize(layer):
     """Returns the layer of a config; layers and None are returned unchanged."""
     if isinstance(layer, dict):
-        registered_class(layer.get("registered_name"))
         return keras.saving.deserialize_keras_object(layer)
     return layer
-
-
-def registered_class(name):
-    """Returns the class that is registered under a name; None if there is none.
-
-    Imports `routing_tf.zoo` if it is a class of this package that is not in `layers`.
-    """
-    found = keras.saving.get_registered_object(name) if name else None
-    if found is None and isinstance(name, str) and name.startswith("routing_tf>"):
-        importlib.import_module("routing_tf.zoo")
-        found = keras.saving.get_registered_object(name)
-    return found
-
-
-def class_of_the_zoo(name):
-    """Returns a class of `routing_tf.zoo`, which this imports."""
-    return getattr(importlib.import_module("routing_tf.zoo"), name)
-
-
-def _class_of_config(cls, config):
-    """Returns the class of a saved config, and the config that it takes.
-
-    Configs of earlier versions name flaws of the original release. Layers with flaws
-    have their own classes, which a function of `routing_tf.models.release` knows.
-    """
-    config = dict(config)
-    flaws = config.pop("compatibility", None) or {}
-    if config.pop("uniform_when_all_masked", False):
-        flaws = {"uniform_when_all_masked": True}
-    if not any(flaws.values()):
-        return cls, config
-    class_with_flaws = keras.saving.get_registered_object("routing_tf>class_with_flaws")
-    if class_with_flaws is None:
-        raise ValueError(
-            f"`{cls.__name__}` was saved with flaws of the original release, whose "
-            f"layers are in another module. Received: {flaws}. Import "
-            "`routing_tf.models.release` before you read the file"
-        )
-    cls, arguments = class_with_flaws(cls, flaws)
-    return cls, {**config, **arguments}

@@ -4,8 +4,29 @@ import dataclasses
 from collections.abc import Mapping
 
 
+def setting(default, check, *options):
+    """Returns a field of `Settings`.
+
+    Args:
+        default: its default.
+        check: function of the name, the value and the options that returns the value to
+            keep, or raises a `ValueError`, as of an `Argument`.
+        *options: further arguments of `check`, such as choices.
+    """
+    return dataclasses.field(default=default, metadata={"check": (check, *options)})
+
+
 class Settings:
-    """Settings that a layer takes by name; subclasses are frozen dataclasses."""
+    """Settings that a layer takes by name.
+
+    Subclasses are frozen dataclasses, whose fields `setting` makes.
+    """
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            check, *options = field.metadata["check"]
+            value = check(field.name, getattr(self, field.name), *options)
+            object.__setattr__(self, field.name, value)
 
     @classmethod
     def names(cls):

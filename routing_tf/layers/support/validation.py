@@ -84,12 +84,22 @@ def check_not_negative(name, value):
 
 
 def check_rate(name, value):
-    """Raises a `ValueError` unless `value` is a dropout rate in [0, 1)."""
+    """Returns a rate in [0, 1), as of dropout; else raises a `ValueError`."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not 0 <= value < 1:
         raise ValueError(
             f"`{name}` must be a rate in the range [0, 1). Received: {name}={value!r}"
         )
+    return value
+
+
+def check_share(name, value):
+    """Returns a number in [0, 1]; else raises a `ValueError`."""
+    if not isinstance(value, numbers.Real) or not 0 <= value <= 1:
+        raise ValueError(
+            f"`{name}` must be in the range [0, 1]. Received: {name}={value!r}"
+        )
+    return value
 
 
 def check_block_shape(name, value):
@@ -110,22 +120,23 @@ def check_block_shape(name, value):
 
 
 def check_choice(name, value, choices):
-    """Raises a `ValueError` unless `value` is one of `choices`."""
+    """Returns a value that is one of `choices`; else raises a `ValueError`."""
     if value not in choices:
         listed = ", ".join(repr(choice) for choice in choices)
         raise ValueError(
             f"`{name}` must be one of {listed}. Received: {name}={value!r}"
         )
+    return value
 
 
 def check_flag(name, value):
-    """Raises a `ValueError` unless `value` is True or False."""
-    check_choice(name, value, (False, True))
+    """Returns True or False; else raises a `ValueError`."""
+    return bool(check_choice(name, value, (False, True)))
 
 
-def check_seed(seed):
-    """Returns a seed of at least 0 as an `int`, or None; else raises a `ValueError`."""
-    return None if seed is None else check_non_negative_integer("seed", seed)
+def check_seed(name, value):
+    """Does what `check_non_negative_integer` does; None stays None."""
+    return None if value is None else check_non_negative_integer(name, value)
 
 
 def initializer(name, value):
@@ -167,10 +178,10 @@ def static_length(name, tensor, axis=1):
     if length is None:
         raise ValueError(
             f"The sequence length of `{name}` must be known when TensorFlow traces "
-            "random and Linformer heads, images, segments, and calls with a cache. "
-            f"Received: {name}.shape={tuple(tensor.shape)}. Keras leaves it open from "
-            "the second length on: pad or cut the sequences to one length, make the "
-            "function again for each length with "
+            "heads that need it, such as random ones, images, segments, and calls with "
+            f"a cache. Received: {name}.shape={tuple(tensor.shape)}. Keras leaves it "
+            "open from the second length on: pad or cut the sequences to one length, "
+            "make the function again for each length with "
             "`model.make_predict_function(force=True)`, or compile the model with "
             "`run_eagerly=True`."
         )

@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.keras_internals import mask_of
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_flag
@@ -45,10 +46,9 @@ class _PooledHeads(layers.FullHeads):
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
-        for name in ("content_bias", "position_bias"):
-            shape = (self.num_heads, 1, self.key_dim)
-            weight = self.add_weight(name=name, shape=shape, initializer="zeros")
-            setattr(self, name, weight)
+        shape = (self.num_heads, 1, self.key_dim)
+        self.content_bias = self.add_weight(shape, "zeros", name="content_bias")
+        self.position_bias = self.add_weight(shape, "zeros", name="position_bias")
         self.position_kernel = self.add_weight(
             name="position_kernel", shape=(self.num_heads, self.input_dim, self.key_dim)
         )
@@ -168,6 +168,12 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
     against NumPy code of this repository.
     """
 
+    hidden_dim = Argument(check_positive_integer)
+    num_decoder_layers = Argument(check_non_negative_integer)
+    separate_cls = Argument(check_flag)
+    intermediate_dim = Argument(check_optional_integer)
+    dropout = Argument(check_rate)
+
     def __init__(
         self,
         hidden_dim,
@@ -182,7 +188,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.hidden_dim = check_positive_integer("hidden_dim", hidden_dim)
+        self.hidden_dim = hidden_dim
         self.num_heads = num_heads
         size_of_head(self.hidden_dim, num_heads)
         if self.hidden_dim % 2:
@@ -191,16 +197,10 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
                 f"Received: hidden_dim={hidden_dim}"
             )
         self.block_sizes = _checked_sizes(block_sizes)
-        self.num_decoder_layers = check_non_negative_integer(
-            "num_decoder_layers", num_decoder_layers
-        )
-        check_flag("separate_cls", separate_cls)
+        self.num_decoder_layers = num_decoder_layers
         self.separate_cls = separate_cls
-        self.intermediate_dim = check_optional_integer(
-            "intermediate_dim", intermediate_dim
-        )
+        self.intermediate_dim = intermediate_dim
         self.activation = activation
-        check_rate("dropout", dropout)
         self.dropout = dropout
         self.blocks = [
             [

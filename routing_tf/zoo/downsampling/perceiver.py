@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.caches import next_token
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.keras_internals import mask_of
 from routing_tf.layers.support.keras_internals import set_mask_of
 from routing_tf.layers.support.not_cast import NotCast
@@ -127,6 +128,19 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
     earlier inputs. Tested only against NumPy code of this repository.
     """
 
+    num_latents = Argument(check_positive_integer)
+    latent_dim = Argument(check_positive_integer)
+    num_layers = Argument(check_positive_integer)
+    num_heads = Argument(check_positive_integer)
+    num_cross_heads = Argument(check_positive_integer)
+    num_cross_attentions = Argument(check_positive_integer)
+    share_weights = Argument(check_flag)
+    causal = Argument(check_flag)
+    output_dim = Argument(check_optional_integer)
+    num_outputs = Argument(check_optional_integer)
+    intermediate_dim = Argument(check_optional_integer)
+    dropout = Argument(check_rate)
+
     def __init__(
         self,
         num_latents,
@@ -147,19 +161,13 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.num_latents = check_positive_integer("num_latents", num_latents)
-        self.latent_dim = check_positive_integer("latent_dim", latent_dim)
-        self.num_layers = check_positive_integer("num_layers", num_layers)
-        self.num_heads = check_positive_integer("num_heads", num_heads)
-        self.num_cross_heads = check_positive_integer(
-            "num_cross_heads", num_cross_heads
-        )
-        self.num_cross_attentions = check_positive_integer(
-            "num_cross_attentions", num_cross_attentions
-        )
-        check_flag("share_weights", share_weights)
+        self.num_latents = num_latents
+        self.latent_dim = latent_dim
+        self.num_layers = num_layers
+        self.num_heads = num_heads
+        self.num_cross_heads = num_cross_heads
+        self.num_cross_attentions = num_cross_attentions
         self.share_weights = share_weights
-        check_flag("causal", causal)
         self.causal = causal
         # Configs, of which each block makes its own heads.
         if heads is not None:
@@ -168,13 +176,10 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
                 group.follow_dtype(self.dtype_policy)
             heads = [serialize(group) for group in heads]
         self.heads = heads
-        self.output_dim = check_optional_integer("output_dim", output_dim)
-        self.num_outputs = check_optional_integer("num_outputs", num_outputs)
-        self.intermediate_dim = check_optional_integer(
-            "intermediate_dim", intermediate_dim
-        )
+        self.output_dim = output_dim
+        self.num_outputs = num_outputs
+        self.intermediate_dim = intermediate_dim
         self.activation = activation
-        check_rate("dropout", dropout)
         self.dropout = dropout
         self._check_outputs()
         self._make_layers()

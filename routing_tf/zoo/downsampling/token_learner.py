@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
@@ -65,6 +66,12 @@ class TokenLearner(ConfiguredLayer):
     repository.
     """
 
+    num_tokens = Argument(check_positive_integer)
+    bottleneck_dim = Argument(check_positive_integer)
+    normalization = Argument(check_choice, NORMALIZATIONS)
+    dropout = Argument(check_rate)
+    seed = Argument(check_seed)
+
     def __init__(
         self,
         num_tokens=8,
@@ -76,13 +83,11 @@ class TokenLearner(ConfiguredLayer):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.num_tokens = check_positive_integer("num_tokens", num_tokens)
-        self.bottleneck_dim = check_positive_integer("bottleneck_dim", bottleneck_dim)
-        check_choice("normalization", normalization, NORMALIZATIONS)
+        self.num_tokens = num_tokens
+        self.bottleneck_dim = bottleneck_dim
         self.normalization = normalization
-        check_rate("dropout", dropout)
         self.dropout = dropout
-        self.seed = check_seed(seed)
+        self.seed = seed
         own = {"dtype": self.dtype_policy}
         self.norm = keras.layers.LayerNormalization(name="norm", **own)
         self.hidden_dense = keras.layers.Dense(
@@ -161,12 +166,14 @@ class TokenFuser(ConfiguredLayer):
     code of this repository.
     """
 
+    dropout = Argument(check_rate)
+    seed = Argument(check_seed)
+
     def __init__(self, dropout=0.0, seed=None, **kwargs):
         super().__init__(**kwargs)
         self.supports_masking = True
-        check_rate("dropout", dropout)
         self.dropout = dropout
-        self.seed = check_seed(seed)
+        self.seed = seed
         own = {"dtype": self.dtype_policy}
         self.token_norm = keras.layers.LayerNormalization(name="token_norm", **own)
         self.mixed_norm = keras.layers.LayerNormalization(name="mixed_norm", **own)

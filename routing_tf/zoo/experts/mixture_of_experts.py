@@ -8,6 +8,7 @@ from keras import ops
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import batch_losses
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
@@ -146,6 +147,19 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
     Mixture of Experts" (https://arxiv.org/abs/2106.05974), section 4.
     """
 
+    num_experts = Argument(check_positive_integer)
+    intermediate_dim = Argument(check_positive_integer)
+    capacity = Argument(check_positive_integer)
+    top_k = Argument(check_positive_integer)
+    second_choice = Argument(check_choice, SECOND_CHOICES)
+    places = Argument(check_choice, PLACES)
+    router_jitter = Argument(check_rate)
+    load_balancing_weight = Argument(check_not_negative)
+    z_loss_weight = Argument(check_not_negative)
+    dropout = Argument(check_rate)
+    kernel_initializer = Argument(initializer)
+    seed = Argument(check_seed)
+
     def __init__(
         self,
         num_experts,
@@ -165,30 +179,22 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.num_experts = check_positive_integer("num_experts", num_experts)
-        self.intermediate_dim = check_positive_integer(
-            "intermediate_dim", intermediate_dim
-        )
-        self.capacity = check_positive_integer("capacity", capacity)
-        self.top_k = check_positive_integer("top_k", top_k)
-        check_choice("top_k", top_k, (1, 2))
+        self.num_experts = num_experts
+        self.intermediate_dim = intermediate_dim
+        self.capacity = capacity
+        self.top_k = top_k
+        check_choice("top_k", self.top_k, (1, 2))
         check_choice("activation", activation, ACTIVATIONS)
         # In a call, `keras.RematScope` puts a function in place of `activation`.
         self.activation = self._activation = activation
-        check_choice("second_choice", second_choice, SECOND_CHOICES)
         self.second_choice = second_choice
-        check_choice("places", places, PLACES)
         self.places = places
-        check_rate("router_jitter", router_jitter)
         self.router_jitter = router_jitter
-        self.load_balancing_weight = check_not_negative(
-            "load_balancing_weight", load_balancing_weight
-        )
-        self.z_loss_weight = check_not_negative("z_loss_weight", z_loss_weight)
-        check_rate("dropout", dropout)
+        self.load_balancing_weight = load_balancing_weight
+        self.z_loss_weight = z_loss_weight
         self.dropout = dropout
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
-        self.seed = check_seed(seed)
+        self.kernel_initializer = kernel_initializer
+        self.seed = seed
         self._check_choices()
         self.seed_generator = None
         if router_jitter or second_choice == "random":

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.extremes import place_of_largest
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.serialization import ConfiguredLayer
@@ -81,6 +82,15 @@ class SparseFeedForward(ConfiguredLayer):
     Tested only against NumPy code of this repository.
     """
 
+    intermediate_dim = Argument(check_positive_integer)
+    block_size = Argument(check_positive_integer)
+    controller_dim = Argument(check_positive_integer)
+    temperature = Argument(check_not_negative)
+    hard_probability = Argument(check_not_negative)
+    dropout = Argument(check_rate)
+    kernel_initializer = Argument(initializer)
+    seed = Argument(check_seed)
+
     def __init__(
         self,
         intermediate_dim,
@@ -95,17 +105,14 @@ class SparseFeedForward(ConfiguredLayer):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.intermediate_dim = check_positive_integer(
-            "intermediate_dim", intermediate_dim
-        )
-        self.block_size = check_positive_integer("block_size", block_size)
-        self.controller_dim = check_positive_integer("controller_dim", controller_dim)
-        self.temperature = check_not_negative("temperature", temperature)
-        self.hard_probability = check_not_negative("hard_probability", hard_probability)
-        check_rate("dropout", dropout)
+        self.intermediate_dim = intermediate_dim
+        self.block_size = block_size
+        self.controller_dim = controller_dim
+        self.temperature = temperature
+        self.hard_probability = hard_probability
         self.dropout = dropout
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
-        self.seed = check_seed(seed)
+        self.kernel_initializer = kernel_initializer
+        self.seed = seed
         if self.intermediate_dim % self.block_size:
             raise ValueError(
                 "`block_size` must divide `intermediate_dim`. Received: "

@@ -8,6 +8,7 @@ from keras import ops
 from routing_tf.layers import MixedAttention
 from routing_tf.layers.attention import arguments
 from routing_tf.layers.attention import stepping
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
@@ -99,6 +100,11 @@ class SparseProjectionAttention(MixedAttention):
     code of this repository.
     """
 
+    num_modules = Argument(check_optional_integer)
+    module_kernel_size = Argument(check_positive_integer)
+    length_kernel_size = Argument(check_positive_integer)
+    use_output_projection = Argument(check_flag)
+
     def __init__(
         self,
         head_groups,
@@ -111,14 +117,9 @@ class SparseProjectionAttention(MixedAttention):
         **kwargs,
     ):
         super().__init__(head_groups, key_dim, *args, **kwargs)
-        self.num_modules = check_optional_integer("num_modules", num_modules)
-        self.module_kernel_size = check_positive_integer(
-            "module_kernel_size", module_kernel_size
-        )
-        self.length_kernel_size = check_positive_integer(
-            "length_kernel_size", length_kernel_size
-        )
-        check_flag("use_output_projection", use_output_projection)
+        self.num_modules = num_modules
+        self.module_kernel_size = module_kernel_size
+        self.length_kernel_size = length_kernel_size
         self.use_output_projection = use_output_projection
         self.width = self.num_heads * self.key_dim
         number = self.num_modules or self.num_heads

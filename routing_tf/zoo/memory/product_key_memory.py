@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.keras_internals import BatchNormalization
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
@@ -91,6 +92,16 @@ class ProductKeyMemory(ConfiguredLayer):
     (https://arxiv.org/abs/1907.05242).
     """
 
+    num_heads = Argument(check_positive_integer)
+    num_keys = Argument(check_positive_integer)
+    top_k = Argument(check_positive_integer)
+    key_dim = Argument(check_positive_integer)
+    query_norm = Argument(check_choice, ("layer", "batch", None))
+    use_bias = Argument(check_flag)
+    input_dropout = Argument(check_rate)
+    kernel_initializer = Argument(initializer)
+    seed = Argument(check_seed)
+
     def __init__(
         self,
         num_heads=4,
@@ -107,21 +118,18 @@ class ProductKeyMemory(ConfiguredLayer):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.num_heads = check_positive_integer("num_heads", num_heads)
-        self.num_keys = check_positive_integer("num_keys", num_keys)
-        self.top_k = check_positive_integer("top_k", top_k)
-        self.key_dim = check_positive_integer("key_dim", key_dim)
+        self.num_heads = num_heads
+        self.num_keys = num_keys
+        self.top_k = top_k
+        self.key_dim = key_dim
         self.value_dim = value_dim
         if value_dim is not None:
             self.value_dim = check_positive_integer("value_dim", value_dim)
-        check_choice("query_norm", query_norm, ("layer", "batch", None))
         self.query_norm = query_norm
-        check_flag("use_bias", use_bias)
         self.use_bias = use_bias
-        check_rate("input_dropout", input_dropout)
         self.input_dropout = input_dropout
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
-        self.seed = check_seed(seed)
+        self.kernel_initializer = kernel_initializer
+        self.seed = seed
         if self.key_dim % 2:
             raise ValueError(
                 "`key_dim` must be even, for keys of two halves. Received: "

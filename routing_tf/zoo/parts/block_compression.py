@@ -53,18 +53,16 @@ class BlockCompression(ConfiguredLayer):
     def build(self, shape):
         _, heads, _, dim = shape
         joined, hidden = self.block_length * dim, self.hidden_dim or 4 * dim
-        shapes = {
-            "places": (heads, 1, self.block_length, dim),
-            "hidden_kernel": (joined, hidden),
-            "hidden_bias": (hidden,),
-            "output_kernel": (hidden, dim),
-            "output_bias": (dim,),
-        }
-        for name, shape in shapes.items():
-            initializer = cloned(self.kernel_initializer)
-            if not name.endswith("kernel"):
-                initializer = "zeros"
-            setattr(self, name, self.add_weight(shape, initializer, name=name))
+        places = (heads, 1, self.block_length, dim)
+        self.places = self.add_weight(places, "zeros", name="places")
+        self.hidden_kernel = self.add_weight(
+            (joined, hidden), cloned(self.kernel_initializer), name="hidden_kernel"
+        )
+        self.hidden_bias = self.add_weight((hidden,), "zeros", name="hidden_bias")
+        self.output_kernel = self.add_weight(
+            (hidden, dim), cloned(self.kernel_initializer), name="output_kernel"
+        )
+        self.output_bias = self.add_weight((dim,), "zeros", name="output_bias")
 
     def blocks_of(self, x):
         """Cuts a sequence into overlapping blocks, one for each stride.

@@ -11,11 +11,11 @@ class OneSequenceHeads(HeadGroup):
         inputs = super().prepared(inputs)
         if inputs.is_cross_attention:
             raise ValueError(
-                f"`{type(self).__qualname__}` attend inside one sequence, because they "
+                f"`{type(self).__name__}` attend inside one sequence, because they "
                 "compare places of queries and keys. Received: "
                 "is_cross_attention=True. Call the layer without `value`, or use "
                 "`FullHeads` for another sequence"
             )
         return of_one_length(
-            inputs, f"`{type(self).__qualname__}` attend inside one sequence"
+            inputs, f"`{type(self).__name__}` attend inside one sequence"
         )

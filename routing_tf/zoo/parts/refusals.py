@@ -61,6 +61,6 @@ def refuse_cache(group, reason):
     """Raises the `ValueError` of a head group without a cache."""
     raise ValueError(
         f"Calls with a cache need heads with another pattern: {reason}. Received: "
-        f"{type(group).__qualname__}, {group.name!r}. Take heads with a causal form, "
+        f"{type(group).__name__}, {group.name!r}. Take heads with a causal form, "
         "such as `FeatureMapHeads` or `LocalHeads`"
     )

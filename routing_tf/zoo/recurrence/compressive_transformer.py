@@ -5,6 +5,7 @@ from keras import ops
 
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import batch_losses
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.backends import top_k
 from routing_tf.layers.support.extremes import largest
 from routing_tf.layers.support.initializers import cloned
@@ -100,6 +101,11 @@ class CompressiveAttention(TransformerXLAttention):
 
     loss_names = ("reconstruction_loss",)
 
+    compressed_length = Argument(check_positive_integer)
+    compression_rate = Argument(check_positive_integer)
+    compression = Argument(check_choice, COMPRESSIONS)
+    reconstruction_weight = Argument(check_not_negative)
+
     def __init__(
         self,
         num_heads,
@@ -114,17 +120,10 @@ class CompressiveAttention(TransformerXLAttention):
     ):
         check_positive_integer("segment_length", segment_length)
         super().__init__(num_heads, key_dim, memory_length, segment_length, **kwargs)
-        self.compressed_length = check_positive_integer(
-            "compressed_length", compressed_length
-        )
-        self.compression_rate = check_positive_integer(
-            "compression_rate", compression_rate
-        )
-        check_choice("compression", compression, COMPRESSIONS)
+        self.compressed_length = compressed_length
+        self.compression_rate = compression_rate
         self.compression = compression
-        self.reconstruction_weight = check_not_negative(
-            "reconstruction_weight", reconstruction_weight
-        )
+        self.reconstruction_weight = reconstruction_weight
         if self.same_length:
             raise ValueError(
                 "`same_length` must be False for attention that compresses whole "
@@ -416,6 +415,10 @@ class CompressiveTransformerBackbone(TransformerXLBackbone):
         "reconstruction_weight",
     )
 
+    compressed_length = Argument(check_positive_integer)
+    compression_rate = Argument(check_positive_integer)
+    reconstruction_weight = Argument(check_not_negative)
+
     def __init__(
         self,
         vocabulary_size,
@@ -432,15 +435,9 @@ class CompressiveTransformerBackbone(TransformerXLBackbone):
         **kwargs,
     ):
         # What blocks are made from.
-        self.compressed_length = check_positive_integer(
-            "compressed_length", compressed_length
-        )
-        self.compression_rate = check_positive_integer(
-            "compression_rate", compression_rate
-        )
+        self.compressed_length = compressed_length
+        self.compression_rate = compression_rate
         self.compression = compression
-        self.reconstruction_weight = check_not_negative(
-            "reconstruction_weight", reconstruction_weight
-        )
+        self.reconstruction_weight = reconstruction_weight
         sizes = (vocabulary_size, num_layers, num_heads, hidden_dim, intermediate_dim)
         super().__init__(*sizes, memory_length, segment_length, **kwargs)

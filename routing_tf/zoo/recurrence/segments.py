@@ -6,6 +6,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.blocks.transformer_block import STEPS
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.not_cast import NotCast
 from routing_tf.layers.support.not_cast import refuse_symbolic
@@ -39,9 +40,10 @@ class TakesState(keras.layers.Layer):
 class RecurrentBlock(ConfiguredLayer, TakesState):
     """Attention with a state and a feed-forward layer, each with a residual."""
 
+    norm_position = Argument(check_choice, tuple(STEPS))
+
     def __init__(self, attention, feed_forward, norm_position, dropout, **kwargs):
         super().__init__(**kwargs)
-        check_choice("norm_position", norm_position, tuple(STEPS))
         self.supports_masking = True
         self.attention = deserialize(attention)
         self.feed_forward = deserialize(feed_forward)

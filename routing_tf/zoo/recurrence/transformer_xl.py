@@ -4,6 +4,7 @@ import keras
 
 from routing_tf import layers
 from routing_tf.layers.blocks.transformer_block import LAYER_NORM_EPSILON
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.serialization import serialize
 from routing_tf.layers.support.validation import check_optional_integer
@@ -93,6 +94,14 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
     _attention_class = TransformerXLAttention
     _attention_arguments = ("memory_length", "segment_length", "same_length")
 
+    num_layers = Argument(check_positive_integer)
+    num_heads = Argument(check_positive_integer)
+    hidden_dim = Argument(check_positive_integer)
+    memory_length = Argument(check_positive_integer)
+    segment_length = Argument(check_optional_integer)
+    key_dim = Argument(check_optional_integer)
+    dropout = Argument(check_rate)
+
     def __init__(
         self,
         vocabulary_size,
@@ -114,18 +123,17 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
         # Ids that come as floats would be cast to half precision.
         super().__init__(autocast=False, **kwargs)
         self.vocabulary_size = vocabulary_size
-        self.num_layers = check_positive_integer("num_layers", num_layers)
-        self.num_heads = check_positive_integer("num_heads", num_heads)
-        self.hidden_dim = check_positive_integer("hidden_dim", hidden_dim)
+        self.num_layers = num_layers
+        self.num_heads = num_heads
+        self.hidden_dim = hidden_dim
         self.intermediate_dim = intermediate_dim
-        self.key_dim = check_optional_integer("key_dim", key_dim)
+        self.key_dim = key_dim
         self.activation = activation
         self.norm_position = norm_position
-        check_rate("dropout", dropout)
         self.dropout = dropout
         self.attention_dropout = attention_dropout
-        self.memory_length = check_positive_integer("memory_length", memory_length)
-        self.segment_length = check_optional_integer("segment_length", segment_length)
+        self.memory_length = memory_length
+        self.segment_length = segment_length
         self.same_length = same_length
         self._make_layers(checked_side_attention(side_attention))
         self.build((None, None))

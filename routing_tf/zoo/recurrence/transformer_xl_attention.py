@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.initializers import cloned
 from routing_tf.layers.support.keras_internals import OwnLosses
 from routing_tf.layers.support.lengths import length_of
@@ -100,6 +101,14 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
     against NumPy code of this repository.
     """
 
+    num_heads = Argument(check_positive_integer)
+    key_dim = Argument(check_positive_integer)
+    memory_length = Argument(check_positive_integer)
+    segment_length = Argument(check_optional_integer)
+    same_length = Argument(check_flag)
+    dropout = Argument(check_rate)
+    kernel_initializer = Argument(initializer)
+
     def __init__(
         self,
         num_heads,
@@ -114,23 +123,23 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
     ):
         super().__init__(**kwargs)
         self.supports_masking = True
-        self.num_heads = check_positive_integer("num_heads", num_heads)
-        self.key_dim = check_positive_integer("key_dim", key_dim)
-        self.memory_length = check_positive_integer("memory_length", memory_length)
-        self.segment_length = check_optional_integer("segment_length", segment_length)
-        check_flag("same_length", same_length)
+        self.num_heads = num_heads
+        self.key_dim = key_dim
+        self.memory_length = memory_length
+        self.segment_length = segment_length
         self.same_length = same_length
-        check_rate("dropout", dropout)
         self.dropout = dropout
-        self.kernel_initializer = initializer("kernel_initializer", kernel_initializer)
+        self.kernel_initializer = kernel_initializer
         self.side_attention = checked_side_attention(side_attention)
         self.dropout_layer = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
 
     def build(self, inputs_shape):
         arguments.tokens_shape(self, inputs_shape)
         self.dim, size = inputs_shape[-1], self.num_heads * self.key_dim
-        for name in ("query", "key", "value", "position"):
-            setattr(self, f"{name}_dense", self._dense(name, self.dim, size))
+        self.query_dense = self._dense("query", self.dim, size)
+        self.key_dense = self._dense("key", self.dim, size)
+        self.value_dense = self._dense("value", self.dim, size)
+        self.position_dense = self._dense("position", self.dim, size)
         self.output_dense = self._dense("output", size, self.dim)
         shape = (self.num_heads, 1, self.key_dim)
         self.content_bias = self.add_weight(shape, "zeros", name="content_bias")

@@ -39,14 +39,17 @@ def built_block(
     routing = {"routing": "expert_choice", **of_heads}
     if key_shift:
         routing |= {"routing": "token_choice", "share_query_key": False}
-    trained = {**routing, "routing": "expert_threshold"} if key_shift else routing
+    of_trained, trained = layers.RoutedHeads, routing
+    if key_shift:
+        of_trained = zoo.ThresholdHeads
+        trained = {"share_query_key": False, **of_heads}
     clustering = {"commitment_weight": 0.5, "decay": 0.5, "revive_after": 2}
 
     def attention(name):
         groups = [
             layers.LocalHeads(1, (4,), **of_heads),
             layers.RoutedHeads(2, 3, 5, name="routed", **clustering, **routing),
-            layers.RoutedHeads(1, 3, 5, name="trained", ema=False, **trained),
+            of_trained(1, 3, 5, name="trained", ema=False, **trained),
         ]
         groups, forgets = groups[1:2] if few else groups, remat == "attention"
         return layers.MixedAttention(
@@ -153,8 +156,8 @@ def test_weights_alone_are_forgotten_of_a_softmax_alone(
     "make, is_alone",
     [
         (functools.partial(layers.FullHeads, 2), True),
-        (functools.partial(layers.HashedHeads, 2, 4, 5, num_rounds=2), False),
-        (functools.partial(layers.NystromHeads, 2, 4), False),
+        (functools.partial(zoo.ReformerHeads, 2, 4, 5, num_rounds=2), False),
+        (functools.partial(zoo.NystromHeads, 2, 4), False),
     ],
 )
 def test_heads_that_have_no_softmax_alone(monkeypatch, make, is_alone):

@@ -10,6 +10,7 @@ from keras_hub.src.models.gemma.gemma_attention import CachedGemmaAttention
 from keras_hub.src.models.gemma3.gemma3_attention import CachedGemma3Attention
 
 from routing_tf import layers
+from routing_tf import zoo
 from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo import cases
@@ -79,17 +80,17 @@ LEARN = {
         {**CAUSAL, "token_bias": np.stack([HIDDEN] * BATCH).astype("float32")},
     ),
     "sorted blocks with large scores": (
-        lambda: helpers.attention(layers.SinkhornHeads(2, 4, 3, 0.6)),
+        lambda: helpers.attention(zoo.SinkhornHeads(2, 4, 3, 0.6)),
         {**CAUSAL, "query": 10 * X},
     ),
     "all sorted blocks with large scores": (
-        lambda: helpers.attention(layers.SinkhornHeads(2, 4, 3, 0.6)),
+        lambda: helpers.attention(zoo.SinkhornHeads(2, 4, 3, 0.6)),
         {"query": 10 * X},
     ),
     # In float16 the logits of keys that two masks hide are -inf.
     "entmax beside keys that two masks hide": (
         lambda: helpers.attention(
-            layers.FullHeads(HEADS, entmax_alpha="learned", **FLOAT16), **FLOAT16
+            zoo.EntmaxFullHeads(HEADS, entmax_alpha="learned", **FLOAT16), **FLOAT16
         ),
         {**CAUSAL, "query_mask": helpers.tail_mask(LENGTH, 3, 3)},
     ),

@@ -44,11 +44,10 @@ def relative(limit):
 ROUTED = {"num_clusters": 3, "attention_window": 3}
 CHOICE = {**ROUTED, "routing": "token_choice"}
 EXPERT = {**ROUTED, "routing": "expert_choice"}
-THRESHOLD = {**ROUTED, "routing": "expert_threshold"}
 PREFIX = {"attention_window": 5, "prefix_block_size": 5, "seed": 1}
 HASHED = {"num_buckets": 4, "attention_window": 3}
 SCOPE, ALL_OF_IT = {"routing_scope": "prefix"}, {"attention_window": 30}
-WIDE = {**THRESHOLD, "attention_window": 5, **SEPARATE, **relative(3)}
+WIDE = {**ROUTED, "attention_window": 5, **SEPARATE, **relative(3)}
 TWO_READS = {"attention_window": 6, "clusters_per_query": 2, "seed": 1, **SEPARATE}
 ROTARY = {"rotary_positions": True, "rotary_wavelength": 50}
 GLOBAL = {"global_positions": (0, 7), "attention_window": 4}
@@ -75,7 +74,7 @@ CASES = {
     "local, rotary on two axes": case(
         "Local", (4, 5), block_shape=(2, 2), **ROTARY, **CAUSAL
     ),
-    "local, entmax": case("Local", 15, block_shape=(4,), entmax_alpha=1.5, **CAUSAL),
+    "local, entmax": case("EntmaxLocal", 15, block_shape=(4,), **CAUSAL),
     "strided": case("Strided", 10, block_shape=(3,), **relative(2), **CAUSAL),
     "strided, memory": case("Strided", 12, 14, block_shape=(4,), **relative(1)),
     "fixed": case("Fixed", 11, block_shape=(3,), num_summary_columns=3),
@@ -142,16 +141,16 @@ CASES = {
     ),
     "last members, rotary, shifted": case("Routed", 15, **CHOICE, **ROTARY, **SHIFTED),
     "last members, apart, entmax": case(
-        "Routed", 15, entmax_alpha="learned", **CHOICE, **SEPARATE, **CAUSAL
+        "EntmaxRouted", 15, entmax_alpha="learned", **CHOICE, **SEPARATE, **CAUSAL
     ),
     "thresholds, apart": case(
-        "Routed", 100, seed=3, **{**WIDE, "attention_window": 17}, **CAUSAL
+        "Threshold", 100, seed=3, **{**WIDE, "attention_window": 17}, **CAUSAL
     ),
     "thresholds, by the key": case(
-        "Routed", seed=3, **THRESHOLD, **OF_KEYS, **relative(30), **CAUSAL
+        "Threshold", seed=3, **ROUTED, **OF_KEYS, **relative(30), **CAUSAL
     ),
     "thresholds, in one cluster": case(
-        "Routed", max_clusters_per_token=1, **WIDE, **CAUSAL
+        "Threshold", max_clusters_per_token=1, **WIDE, **CAUSAL
     ),
     # The sound routing is the default.
     "Routed by default": case("Routed", **ROUTED, **SEPARATE),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.support.positions import Positions
 from tests.layers import helpers
 from tests.layers import kinds
@@ -13,6 +14,9 @@ from tests.layers import kinds
 HEADS, DIM = 2, 6
 local = functools.partial(layers.LocalHeads, HEADS)
 hashed = functools.partial(layers.HashedHeads, HEADS, num_buckets=4, attention_window=4)
+reformer = functools.partial(
+    zoo.ReformerHeads, HEADS, num_buckets=4, attention_window=4
+)
 several = functools.partial(
     layers.RoutedHeads, HEADS, 3, attention_window=6, clusters_per_query=2
 )
@@ -27,25 +31,37 @@ MADE = [
     ),
     (three, {"arrangement": "separate"}, "`num_heads`.*even.*Received: num_heads=3"),
     (sliding, {"is_strided": True}, "`radius`.*`is_strided=True`.*radius=0"),
-    (hashed, {"num_buckets": 5, "hash": "rotation"}, "`num_buckets` must be even.*=5."),
+    (
+        reformer,
+        {"num_buckets": 5, "hash": "rotation"},
+        "`num_buckets` must be even.*=5.",
+    ),
     *(
-        (hashed, {"attends_to_self": False, **options}, "`attends_to_self=False` needs")
+        (
+            reformer,
+            {"attends_to_self": False, **options},
+            "`attends_to_self=False` needs",
+        )
         for options in ({"share_query_key": False}, {"key_shift": 1})
     ),
-    *(
-        (hashed, {"entmax_alpha": 1.5, **options}, "`entmax_alpha` must be None with")
-        for options in ({"num_rounds": 2}, {"attends_to_self": False})
-    ),
+    # Those of classes of the zoo.
+    (hashed, {"num_rounds": 2}, "Unrecognized.*HashedHeads.*num_rounds"),
+    (several, {"threshold_decay": 0.9}, "Unrecognized.*RoutedHeads.*threshold_decay"),
+    (local, {"block_shape": (4,), "entmax_alpha": 1.5}, "Unrecognized.*LocalHeads"),
     (
-        functools.partial(layers.MixedAttention, [layers.LunaHeads(HEADS)], DIM),
+        functools.partial(layers.MixedAttention, [zoo.LunaHeads(HEADS)], DIM),
         {"qk_norm": True},
         "`qk_norm` must be False for LunaHeads",
+    ),
+    (
+        functools.partial(zoo.EntmaxRoutedHeads, HEADS, 3, 6),
+        {"clusters_per_query": 2},
+        "`clusters_per_query` must be 1 with `entmax_alpha`.*=2 with entmax_alpha=1.5",
     ),
     *(
         (several, options, f"`clusters_per_query`.*{received}")
         for options, received in (
             ({"routing": "expert_choice"}, "routing='expert_choice'"),
-            ({"entmax_alpha": 1.5}, "entmax_alpha=1.5"),
             ({"attention_window": 5}, "attention_window=5"),
             ({"clusters_per_query": 6}, "num_clusters=3"),
             ({"clusters_per_query": 0}, "clusters_per_query=0"),
@@ -88,17 +104,23 @@ CALLED = [
         (kinds.fixed, 9, options, "(?s)same length.*lengths 12 and 9")
         for options in ({}, CAUSAL)
     ),
-    (lambda: hashed(num_rounds=2), 12, CROSS, "`num_rounds` must be 1 .*rounds=2"),
+    (lambda: reformer(num_rounds=2), 12, CROSS, "`num_rounds` must be 1 .*rounds=2"),
     (
-        *(lambda: hashed(num_rounds=2, **SEPARATE), 12, {}),
+        *(lambda: reformer(num_rounds=2, **SEPARATE), 12, {}),
         "`share_query_key` must be True without",
     ),
     *(
         (
-            *(functools.partial(kinds.routed, routing=routing, **SEPARATE), 12, call),
-            f'`routing="{routing}"`(?=.*"expert_choice").*Received: {received}',
+            *(functools.partial(make, **SEPARATE), 12, call),
+            f'{written}(?=.*"expert_choice").*Received: {received}',
         )
-        for routing in ("token_choice", "expert_threshold")
+        for make, written in (
+            (
+                functools.partial(kinds.routed, routing="token_choice"),
+                '`routing="token_choice"`',
+            ),
+            (kinds.thresholds, "`ThresholdHeads`"),
+        )
         for call, received in (
             ({}, SOUND.format(False, False)),
             (CROSS, SOUND.format(False, True)),
@@ -126,7 +148,7 @@ def test_refuses_an_unknown_scope_of_a_call():
 
 
 def test_refuses_a_cache_of_rounds_in_another_sequence():
-    attention = layers.MixedAttention([hashed(num_rounds=2)], 4)
+    attention = layers.MixedAttention([reformer(num_rounds=2)], 4)
     attention.build((None, None, 6))
     with pytest.raises(ValueError, match="`num_rounds` must be 1"):
         attention.make_cache(1, 4, value=np.ones((1, 5, 6), "float32"))

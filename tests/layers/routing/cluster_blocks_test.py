@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.routing import last_members
 from routing_tf.layers.routing.cluster_blocks import ClusterBlocks
 from routing_tf.layers.routing.cluster_blocks import block_size_for
@@ -70,7 +71,7 @@ WAYS = {
     "a window in no whole chunks": ({"window": 9}, BIAS),
     "a window of everything": ({"window": 99, "key_shift": 1}, {}),
     "hashed": ({"cls": layers.HashedHeads, "key_shift": 1}, MASKS),
-    "entmax": ({"entmax_alpha": 1.5}, MASKS),
+    "entmax": ({"cls": zoo.EntmaxRoutedHeads}, MASKS),
     "half": ({"dtype": "mixed_bfloat16"}, MASKS),
 }
 
@@ -107,7 +108,7 @@ def test_blocks_give_what_static_shapes_give(way, crowded, monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {"entmax_alpha": "learned"},
+        {"cls": zoo.EntmaxRoutedHeads, "entmax_alpha": "learned"},
         {"dropout": 0.5},
         {"num_clusters": 2},  # of which most members are later ones
     ],

@@ -9,6 +9,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf import models
+from routing_tf import zoo
 from routing_tf.layers.routing import exploring
 from routing_tf.models.build import make_backbone
 from routing_tf.training.engines.step import TrainingStep
@@ -27,15 +28,16 @@ def heads(cls=layers.RoutedHeads, number=ALL, **options):
 
 
 hashed = functools.partial(heads, layers.HashedHeads)
+reformer = functools.partial(heads, zoo.ReformerHeads)
 KINDS = {
     "token choice": heads,
     "expert choice": functools.partial(heads, routing="expert_choice"),
-    "expert threshold": functools.partial(heads, routing="expert_threshold"),
+    "expert threshold": functools.partial(heads, zoo.ThresholdHeads),
     "apart": functools.partial(heads, share_query_key=False),
     "hashed": hashed,
-    "hashed, rounds": functools.partial(hashed, num_rounds=2),
+    "hashed, rounds": functools.partial(reformer, num_rounds=2),
     "hashed, apart": functools.partial(hashed, share_query_key=False),
-    "not itself": functools.partial(hashed, attends_to_self=False),
+    "not itself": functools.partial(reformer, attends_to_self=False),
     "cluster-strided": functools.partial(heads, layers.ClusterStridedHeads),
     "random": functools.partial(heads, layers.RandomHeads),
     "multipole": functools.partial(
@@ -43,7 +45,7 @@ KINDS = {
     ),
     "positions of rank": functools.partial(heads, max_relative_position=3),
     "capped": functools.partial(heads, share_query_key=False, logit_soft_cap=1.5),
-    "capped rounds": functools.partial(hashed, num_rounds=2, logit_soft_cap=1.5),
+    "capped rounds": functools.partial(reformer, num_rounds=2, logit_soft_cap=1.5),
     "normalised": functools.partial(heads, qk_norm=True),
 }
 SHIFTED = (

@@ -8,6 +8,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.routing import splash_attention
 from tests import golden_cases
 from tests.layers import helpers
@@ -100,7 +101,7 @@ def test_a_step_is_lowered_for_tpus(monkeypatch):
 
 REFUSED = {
     "relative positions": ({"max_relative_position": 4}, {}),
-    "entmax": ({"entmax_alpha": 1.5}, {}),
+    "entmax": ({"cls": functools.partial(zoo.EntmaxRoutedHeads, HEADS, 4, 20)}, {}),
     "a soft cap": ({"logit_soft_cap": 1.5}, {}),
     "dropout": ({"dropout": 0.5}, {"training": True}),
     "a bias of tokens": ({}, {"token_bias": np.zeros((BATCH, LENGTH), "float32")}),
@@ -113,7 +114,8 @@ REFUSED = {
 @pytest.mark.parametrize("reason", REFUSED)
 def test_what_needs_logits_is_refused(reason, interpreted):
     options, arguments = REFUSED[reason]
-    group = built_group(routed, "splash", **options)
+    options = {"cls": routed, **options}
+    group = built_group(options.pop("cls"), "splash", **options)
     with pytest.raises(ValueError, match=f'must be "auto" or "plain".*{reason}'):
         group(**inputs(group, **arguments))
 

@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.softmax import fused_attention
 from tests import golden_cases
 from tests.layers import helpers
@@ -188,7 +189,7 @@ def test_batches_that_cuda_cannot_launch_are_cut(monkeypatch):
 OBSTACLES = [
     ("the backend is tensorflow", "xla", {}, {}),
     ("relative positions", "xla", {"max_relative_position": 3}, {}),
-    ("entmax", "xla", {"entmax_alpha": 1.5}, {}),
+    ("entmax", "xla", {}, {}),
     ("a soft cap", "xla", {"logit_soft_cap": 1.5}, {}),
     ("dropout", "xla", {"dropout": 0.1}, {"training": True}),
     ("sums of exponentials", "xla", {}, {"return_logsumexp": True}),
@@ -213,7 +214,8 @@ def test_what_no_kernel_computes_is_refused(
     size, keys = options.pop("size"), options.pop("keys")
     dtype = options.get("dtype", "float32")
     query, key = (ops.ones((1, 1, length, size), dtype) for length in (4, keys))
-    layer = layers.ScaledDotProduct(attention_implementation=implementation, **options)
+    cls = zoo.EntmaxDotProduct if message == "entmax" else layers.ScaledDotProduct
+    layer = cls(attention_implementation=implementation, **options)
     if not ON_JAX:
         message = f"the backend is {keras.backend.backend()}"
     with pytest.raises(ValueError, match=message):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+from routing_tf import zoo
 from routing_tf.layers import FullHeads
 from routing_tf.layers import MixedAttention
 from routing_tf.layers import ScaledDotProduct
@@ -33,7 +34,8 @@ def one_cpu(monkeypatch):
 
 
 def attention(**options):
-    layer = ScaledDotProduct(**options)
+    cls = zoo.EntmaxDotProduct if "entmax_alpha" in options else ScaledDotProduct
+    layer = cls(**options)
     return helpers.randomized(layer, *(x.shape for x in inputs()))
 
 

@@ -9,6 +9,7 @@ import pytest
 from keras import ops
 
 from routing_tf import layers
+from routing_tf import zoo
 from routing_tf.layers.softmax.rotary_position import rotate
 from tests import golden_cases
 from tests.layers import helpers
@@ -36,7 +37,7 @@ def test_linear_heads_compare_turned_vectors(shift):
     turned = [helpers.turned(x, 50).astype("float32") for x in arrays[:2]]
     found, expected = (
         golden_cases.run(
-            layers.FeatureMapHeads(HEADS, key_shift=shift, **options),
+            zoo.FeatureMapHeads(HEADS, key_shift=shift, **options),
             *vectors,
             arrays[2],
             use_causal_mask=True,

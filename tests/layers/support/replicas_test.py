@@ -46,7 +46,7 @@ def build(options):
         layers.MultipoleHeads(1, 3, 4, 2, 3, 1, **shared),
     ]
     if options["groups"]:
-        groups.append(layers.RoutedHeads(1, 3, 5, "expert_threshold", **shared))
+        groups.append(zoo.ThresholdHeads(1, 3, 5, **shared))
     else:
         groups.append(layers.RoutedHeads(1, 3, 5, ema=False, **shared))
     block = layers.TransformerBlock(

@@ -373,9 +373,9 @@ def test_padding_with_the_id_of_a_document_does_not_end_it(kind, start):
 def test_other_heads_refuse_them_by_name():
     x = normal(1, 8, DIM)
     for group, name, causal in (
-        (layers.SynthesizerHeads(2, max_length=8), "SynthesizerHeads", True),
-        (layers.FeatureMapHeads(2), "FeatureMapHeads", True),
-        (kinds.hashed(hash="rotation"), "`ReformerHeads`", False),
+        (zoo.SynthesizerHeads(2, max_length=8), "SynthesizerHeads", True),
+        (zoo.FeatureMapHeads(2), "FeatureMapHeads", True),
+        (kinds.reformer(hash="rotation"), "`ReformerHeads`", False),
         (zoo.ReformerHeads(2, 4, 5, num_rounds=2), "`ReformerHeads`", False),
         (release_heads.ExactLocalHeads(2, (4,)), "LocalHeads", True),
     ):

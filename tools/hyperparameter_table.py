@@ -4,13 +4,10 @@ Usage: python tools/hyperparameter_table.py [--output=FILE]
 """
 
 import argparse
-import dataclasses
-import inspect
 import pathlib
-import re
 
-from routing_tf.cli import known_names
-from routing_tf.models import Hyperparameters
+from routing_tf.settings.hyperparameters import HYPERPARAMETERS
+from routing_tf.settings.hyperparameters import by_subject
 
 
 def main():
@@ -25,26 +22,16 @@ def main():
 
 def tables():
     """Returns a table of each subject, in Markdown."""
-    meanings = descriptions()
-    fields = {field.name: field for field in dataclasses.fields(Hyperparameters)}
     lines = []
-    for subject, names in known_names.HYPERPARAMETERS.items():
+    for subject, names in by_subject().items():
         lines += [f"## {subject}", "", "| name | default | meaning |"]
         lines.append("| --- | --- | --- |")
         for name in names:
-            default = as_flag(fields[name].default)
-            lines.append(f"| `{name}` | `{default}` | {meanings[name]} |")
+            own = HYPERPARAMETERS[name]
+            meaning = own.meaning.replace("|", r"\|")
+            lines.append(f"| `{name}` | `{as_flag(own.default)}` | {meaning} |")
         lines.append("")
     return "\n".join(lines)
-
-
-def descriptions():
-    """Returns what the docstrings say of each hyperparameter, by name."""
-    items = []
-    for cls in reversed(Hyperparameters.__bases__):
-        arguments = inspect.getdoc(cls).partition("\nArgs:\n")[2]
-        items += re.findall(r"^    (\w+): (.*(?:\n     .*)*)", arguments, re.MULTILINE)
-    return {name: " ".join(text.split()).replace("|", r"\|") for name, text in items}
 
 
 def as_flag(value):

@@ -12,6 +12,7 @@ from routing_tf.cli import known_values
 from routing_tf.files import named_files
 from routing_tf.files.folders import check_no_pattern
 from routing_tf.files.misspelt import did_you_mean
+from routing_tf.settings.hyperparameters import by_subject
 
 
 def check(options):
@@ -54,7 +55,7 @@ def _hint(name, names):
 
 
 def _check_hyperparameters(flag, text):
-    names = [name for names in known_names.HYPERPARAMETERS.values() for name in names]
+    names = [name for names in by_subject().values() for name in names]
     for item in filter(None, (item.strip() for item in text.split(","))):
         name, separator, value = (part.strip() for part in item.partition("="))
         if not separator:

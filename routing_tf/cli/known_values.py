@@ -8,7 +8,7 @@ import pathlib
 import sys
 
 from routing_tf.files.misspelt import did_you_mean
-from routing_tf.settings import ranges
+from routing_tf.settings import hyperparameters
 
 ZOO = pathlib.Path(__file__).parents[1] / "zoo"
 # Names that layers and models have themselves; where the zoo has further ones.
@@ -33,7 +33,7 @@ def check(flag, name, value):
         name: name of a hyperparameter.
         value: what the flag says of it, a string.
     """
-    found = ranges.read(name, value, f" in `--{flag}`")
+    found = hyperparameters.read(name, value, f" in `--{flag}`")
     if name not in NAMED or found is None or "routing_tf.models" in sys.modules:
         return  # a user may have registered others
     choices = choices_of(name)

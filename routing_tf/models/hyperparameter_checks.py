@@ -1,6 +1,5 @@
 """Checks of hyperparameters."""
 
-import dataclasses
 import math
 
 from routing_tf.layers.heads.routed import check_clusters_per_query
@@ -9,7 +8,7 @@ from routing_tf.models import feed_forwards
 from routing_tf.models.pattern_checks import check_names
 from routing_tf.models.pattern_checks import check_patterns
 from routing_tf.models.patterns import OWN
-from routing_tf.settings import ranges
+from routing_tf.settings import hyperparameters as settings
 
 HEADS = (
     "num_local_heads",
@@ -22,10 +21,10 @@ HEADS = (
 
 def check(h):
     """Raises a `ValueError` unless all `Hyperparameters` are valid and compatible."""
-    for field in dataclasses.fields(h):
-        if field.name not in ("compatibility", "routed_heads"):
-            value = ranges.check(field.name, getattr(h, field.name))
-            object.__setattr__(h, field.name, value)
+    for name in settings.HYPERPARAMETERS:
+        if name != "routed_heads":  # a list of configs by now
+            value = settings.check(name, getattr(h, name))
+            object.__setattr__(h, name, value)
     check_names(h)
     _check_feed_forward(h)
     for name in ("routed_key_shift", "local_key_shift"):
@@ -116,19 +115,14 @@ def _check_key_heads(h):
 
 def _check_flaws_of_the_release(h):
     """Refuses settings that heads with these flaws do not have."""
-    nothing = {
-        "clusters_per_query": 1,
-        "exploring_queries": 0,
-        "logit_soft_cap": None,
-        "qk_norm": False,
-    }
-    for name, none in nothing.items():
+    for name, own in settings.HYPERPARAMETERS.items():
         value = getattr(h, name)
-        if value != none and h.compatibility is not None:
+        is_refused = own.without_flaws and value != own.default
+        if is_refused and h.compatibility is not None:
             raise ValueError(
-                f"`{name}` must be {none} with flaws of the release, which has none. "
-                f"Received: {name}={value!r} with compatibility={h.compatibility!r}. "
-                "Leave one of the two out"
+                f"`{name}` must be {own.default} with flaws of the release, which has "
+                f"none. Received: {name}={value!r} with "
+                f"compatibility={h.compatibility!r}. Leave one of the two out"
             )
 
 

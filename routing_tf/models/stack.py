@@ -14,6 +14,7 @@ from routing_tf.models import patterns
 from routing_tf.models.pattern_checks import refuse_option
 from routing_tf.models.routed_heads import groups_of
 from routing_tf.models.routed_heads import name_of
+from routing_tf.settings.hyperparameters import arguments_of
 
 
 def decoder_block(hyperparameters, index, policy):
@@ -35,10 +36,7 @@ def decoder_block(hyperparameters, index, policy):
         ),
         _feed_forward(h, index, policy, output_initializer),
         cross_attention,
-        norm_position=h.norm_position,
-        dropout=h.residual_dropout,
-        remat=h.remat,
-        remat_feed_forward=h.remat_feed_forward,
+        **arguments_of("TransformerBlock", h),
         name=f"block_{index}",
         dtype=policy,
     )
@@ -56,10 +54,7 @@ def encoder_block(hyperparameters, index, policy):
     return layers.TransformerBlock(
         _attention(h, groups, "attention", policy, output_initializer),
         _feed_forward(h, index, policy, output_initializer, is_decoder=False),
-        norm_position=h.norm_position,
-        dropout=h.residual_dropout,
-        remat=h.remat,
-        remat_feed_forward=h.remat_feed_forward,
+        **arguments_of("TransformerBlock", h),
         use_causal_mask=False,
         name=f"encoder_block_{index}",
         dtype=policy,
@@ -123,18 +118,10 @@ def _attention(hyperparameters, groups, name, policy, output_initializer):
     return make(
         groups,
         key_dim=h.size_of_key,
-        value_dim=h.value_dim,
-        shared_head_projection=h.shared_head_projection,
-        project_shared_keys=h.project_shared_keys,
         block_shape=None if h.local_block_width is None else h.local_block_shape,
         kernel_initializer=initializer(h),
         output_initializer=output_initializer,
-        use_bias=h.attention_bias,
-        num_key_value_heads=h.num_key_value_heads,
-        use_gate=h.use_gate,
-        logit_soft_cap=h.logit_soft_cap,
-        qk_norm=h.qk_norm,
-        remat=h.remat_attention,
+        **arguments_of("MixedAttention", h),
         name=name,
         dtype=policy,
     )
@@ -168,8 +155,7 @@ def _self_groups(hyperparameters, index, policy, is_causal=True):
         routed_shift = local_shift = 0
     shared = {
         "share_query_key": h.share_query_key and is_causal,
-        "query_cluster": h.query_cluster,
-        "exploring_queries": h.exploring_queries,
+        **arguments_of("ClusteredHeads", h),
     }
     routed, cluster_strided, local = _counts(h, index)
     groups = []
@@ -356,17 +342,8 @@ def _routed_kind(hyperparameters, index, routing):
 
 def _clustering(hyperparameters):
     h = hyperparameters
-    return {
-        "num_clusters": h.num_clusters,
-        "attention_window": h.attention_window,
-        "decay": h.centroid_decay,
-        "commitment_weight": h.commitment_weight,
-        "ema": h.ema,
-        "revive_after": h.revive_centroids_after,
-        "centroid_initialization": h.centroid_initialization,
-        "balance_rate": h.balance_rate,
-        "anchor_weight": h.anchor_weight,
-    }
+    sizes = {"num_clusters": h.num_clusters, "attention_window": h.attention_window}
+    return sizes | arguments_of("Clustering", h)
 
 
 def _heads(
@@ -389,14 +366,12 @@ def _heads(
         settings |= flaws
     return cls(
         num_heads,
-        dropout=h.attention_dropout,
         embeddings_initializer=embeddings_initializer(h, h.size_of_key),
         relative_key_initializer=_relative_key_initializer(h, relative_key_stddev),
         max_relative_position=h.max_relative_position if relative else None,
         rotary_positions=rotary_positions,
-        entmax_alpha=h.entmax_alpha,
-        attention_implementation=h.attention_implementation,
         dtype=policy,
+        **arguments_of("HeadGroup", h),
         **settings,
     )
 

@@ -18,7 +18,6 @@ from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import causal_mask
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.models.compatibility import level_of
 
 # Cluster-strided heads of the release always have these, despite its hyperparameters.
 CLUSTER_STRIDED_SETTINGS = {
@@ -308,11 +307,3 @@ def class_at(level, cls):
     found = _EXACT.get(cls, cls)
     shares = level == "exact_shared_padding" and issubclass(found, _Exact)
     return found, {"cache_padding_bias": True} if shares else {}
-
-
-@keras.saving.register_keras_serializable("routing_tf")
-def class_with_flaws(cls, switches):
-    """Does the same as `class_at`, for the switches of an earlier version's config."""
-    if cls is layers.ScaledDotProduct:
-        return ReleaseDotProduct, {}
-    return class_at(level_of(switches), cls)

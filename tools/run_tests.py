@@ -59,7 +59,6 @@ MODELS = (
     "tests/models",
     "tests/optimizers",
     "tests/run_checkpoints_test.py",
-    "tests/saved_files_test.py",
     "tests/streaming_test.py",
     "tests/training_step_test.py",
     "tests/training_test.py",

@@ -209,10 +209,7 @@ def configure(options):
             given = getattr(earlier, setting, default)
         settings[setting] = given
     if earlier is not None:
-        # Earlier versions kept it as it was typed.
-        known = earlier.init_checkpoint
-        if not source or (known and os.path.abspath(known) == source):
-            source = known
+        source = source or earlier.init_checkpoint
     if name is None and earlier is not None:
         name, hyperparameters = earlier.hparams_set, earlier.hyperparameters
     else:

@@ -105,9 +105,7 @@ def class_of(config):
 
 def has_flaws(config):
     """Tells whether the head group of a config has flaws of the release."""
-    # What earlier versions saved, see `ConfiguredLayer`.
-    switches = ("compatibility", "uniform_when_all_masked")
-    return class_of(config).has_flaws or any(map(config["config"].get, switches))
+    return class_of(config).has_flaws
 
 
 def groups_of(configs, index=0):

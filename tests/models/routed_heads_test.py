@@ -202,7 +202,6 @@ def changed(config, **options):
 
 
 FULL, HASHED = map(serialized, (layers.FullHeads(2), layers.HashedHeads(2, 3, 4)))
-FILLED_UP = {"buckets_filled_up": True}
 FORGETFUL = serialized(layers.FullHeads(2))
 del FORGETFUL["config"]["num_heads"]
 
@@ -261,7 +260,6 @@ class Unknown(layers.FullHeads):
                 heads.ExactClusterStridedHeads,
             )
         ),
-        ("without flaws of the release", changed(HASHED, compatibility=FILLED_UP), {}),
     ],
 )
 def test_refused(message, groups, changes):

@@ -8,10 +8,10 @@ import dataclasses
 import importlib
 
 from routing_tf.layers.heads.routed import CAUSAL_ROUTINGS
-from routing_tf.layers.heads.routed import ROUTINGS
+from routing_tf.settings.ranges import PATTERN
 
 #: What `routing` can be without a pattern that is registered.
-OWN = (*ROUTINGS, "hashed", "random", "full")
+OWN = tuple(PATTERN.words.values())
 _REGISTERED = {}
 
 

@@ -146,8 +146,26 @@ POSITIVE_NUMBER_OR_NONE = Range(
 RATE = Range("a number of at least 0 and less than 1", float, 0, 1)
 SHARE = Range("a number from 0 to 1", float, 0, math.nextafter(1, 2))
 FLAG = Range("True or False", words=SWITCH)
-PATTERN = Range("a name or None", str, words=NONE, registry="PATTERNS")
-FEED_FORWARD = Range("a name", str, registry="FEED_FORWARDS")
+# Names that the layers have themselves stand here, others in the registries.
+PATTERN = Range(
+    "a name or None",
+    str,
+    words=NONE
+    | {
+        name: name
+        for name in (
+            *("expert_choice", "token_choice", "expert_threshold"),
+            *("hashed", "random", "full"),
+        )
+    },
+    registry="PATTERNS",
+)
+FEED_FORWARD = Range(
+    "a name",
+    str,
+    words={name: name for name in ("geglu", "relu", "sigmoid_gelu", "none")},
+    registry="FEED_FORWARDS",
+)
 #: Flaws of the release: all of them without and with the padding of the first row for
 #: the whole batch, those that its weights rely on, and none.
 EXACT = ("exact", "exact_shared_padding")

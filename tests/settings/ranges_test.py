@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from routing_tf.layers.attention.mixed_attention import REMATS
+from routing_tf.layers.blocks.feed_forward import ACTIVATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.heads.routed import ROUTINGS
 from routing_tf.layers.routing.clustering import CENTROID_INITIALIZATIONS
 from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
 from routing_tf.models import Hyperparameters
@@ -101,6 +103,8 @@ def test_hints():
 
 def test_choices_are_those_of_layers():
     own = {
+        "routing": (*ROUTINGS, "hashed", "random", "full"),
+        "feed_forward": (*ACTIVATIONS, "none"),
         "remat_attention": REMATS,
         "query_cluster": QUERY_CLUSTERS,
         "routing_scope": ROUTING_SCOPES,

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import zoo
 from routing_tf.cli import convert
@@ -36,6 +37,7 @@ def test_names_are_those_that_files_register():
     for registry, there in (
         ("PATTERNS", zoo.PATTERNS),
         ("FEED_FORWARDS", zoo.FEED_FORWARDS),
+        ("OPTIMIZERS", optimizers.OPTIMIZERS),
     ):
         assert registries.names(registry) == sorted(there)
 
@@ -148,6 +150,7 @@ def test_what_only_the_run_can_judge_is_left_to_it(flag):
 
 
 OWN_PROBLEM = '''
+from routing_tf import optimizers
 from routing_tf import problems
 
 @problems.register("zeros")

@@ -6,6 +6,7 @@ Usage: python tools/hyperparameter_table.py [--output=FILE]
 import argparse
 import pathlib
 
+from routing_tf.settings import registries
 from routing_tf.settings.hyperparameters import HYPERPARAMETERS
 from routing_tf.settings.hyperparameters import by_subject
 
@@ -29,6 +30,10 @@ def tables():
         for name in names:
             own = HYPERPARAMETERS[name]
             meaning = own.meaning.replace("|", r"\|")
+            if own.values.registry:
+                choices = registries.choices(own.values)
+                listed = ", ".join(f'`"{choice}"`' for choice in choices)
+                meaning = meaning.replace("{names}", listed)
             lines.append(f"| `{name}` | `{as_flag(own.default)}` | {meaning} |")
         lines.append("")
     return "\n".join(lines)

@@ -101,12 +101,11 @@ def _check_registered(flag, text):
     for name, value in _items(flag, text):
         own = HYPERPARAMETERS[name].values
         value = read(name, value)
-        if own.registry is None or value in own.words.values():
+        if own.registry is None or value is None:
             continue
-        registered = registries.names(own.registry)
-        if registered is None or value in registered:
+        choices = registries.choices(own)
+        if choices is None or value in choices:
             continue
-        choices = [*filter(None, own.words.values()), *registered]
         listed = f" Choices are: {', '.join(choices)}"
         raise ValueError(
             f"`{name}` in `--{flag}` must be a choice that there is. Received: "

@@ -2,11 +2,12 @@
 
 import math
 
+from routing_tf import optimizers
 from routing_tf.layers.heads.routed import check_clusters_per_query
-from routing_tf.layers.support.validation import check_choice
 from routing_tf.models import feed_forwards
 from routing_tf.models.pattern_checks import check_names
 from routing_tf.models.pattern_checks import check_patterns
+from routing_tf.models.pattern_checks import check_registered
 from routing_tf.models.patterns import OWN
 from routing_tf.settings import hyperparameters as settings
 
@@ -26,6 +27,7 @@ def check(h):
             value = settings.check(name, getattr(h, name))
             object.__setattr__(h, name, value)
     check_names(h)
+    check_registered("optimizer", h.optimizer, optimizers.OPTIMIZERS)
     _check_feed_forward(h)
     for name in ("routed_key_shift", "local_key_shift"):
         if getattr(h, name) and h.compatibility is not None:
@@ -55,7 +57,7 @@ def _check_feed_forward(h):
     if name in feed_forwards.OWN:
         return
     names = (*feed_forwards.OWN, *feed_forwards.all_makers())
-    check_choice("feed_forward", name, names)
+    check_registered("feed_forward", name, names)
     if h.compatibility is not None:
         raise ValueError(
             f"`feed_forward={name!r}` must come without flaws of the release, which "

@@ -6,6 +6,9 @@ import textwrap
 
 from routing_tf.settings.ranges import Range
 
+# What docstrings have for the names of a registry.
+NAMES = "those of [Hyperparameters](docs/hyperparameters.md)"
+
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
@@ -51,7 +54,7 @@ def documented(cls):
     """Adds the meanings of the fields to the docstring of a class."""
     lines = [
         textwrap.fill(
-            f"{name}: {own.meaning}",
+            f"{name}: {own.meaning.replace('{names}', NAMES)}",
             width=80,
             initial_indent="    ",
             subsequent_indent="        ",

@@ -20,6 +20,7 @@ from routing_tf.settings.ranges import FEED_FORWARD
 from routing_tf.settings.ranges import FLAG
 from routing_tf.settings.ranges import NOT_NEGATIVE
 from routing_tf.settings.ranges import NOT_NEGATIVE_OR_NONE
+from routing_tf.settings.ranges import OPTIMIZER
 from routing_tf.settings.ranges import PATTERN
 from routing_tf.settings.ranges import POSITIVE
 from routing_tf.settings.ranges import POSITIVE_NUMBER
@@ -113,9 +114,10 @@ class ModelConfig:
         "geglu",
         FEED_FORWARD,
         SIZES,
-        """`"geglu"`, `"relu"`, `"sigmoid_gelu"` or `"none"`, see `FeedForward`. Or a
-        layer of another system: `"mixture_of_experts"`, two of eight experts in every
-        other block; `"product_key_memory"`, a memory in the middle block; or
+        """one of {names}. The first are activations of `FeedForward`, and `"none"`
+        leaves the part out. The others are layers of other systems:
+        `"mixture_of_experts"`, two of eight experts in every other block;
+        `"product_key_memory"`, a memory in the middle block; or
         `"sparse_feed_forward"`. Blocks without such a layer have `"geglu"`. The three
         take no rectangular blocks of images.""",
     )
@@ -434,19 +436,16 @@ class RoutedHeadsConfig:
         None,
         PATTERN,
         HEADS,
-        """the pattern of the routed heads. `"expert_choice"`: each centroid takes its
-        best tokens. `"token_choice"`: each token goes to its best centroid.
-        `"expert_threshold"`: each centroid takes the tokens above its threshold. The
-        last two are strictly causal. `"hashed"`: clusters are buckets of a hash.
-        `"random"`: clusters are random. `"full"`: heads see all tokens, as a baseline.
-        None: token choice in decoders, expert choice elsewhere. Also a pattern of
-        another system, whose sizes follow from `attention_window`: `"axial"` (of
-        images), `"bigbird"`, `"block_top_k"`, `"compressed"`, `"etc"`, `"fixed"`,
-        `"global_tokens"`, `"indexed"`, `"linear"`, `"long_short"`, `"longformer"`,
-        `"luna"`, `"native_sparse"`, `"performer"`, `"random_blocks"`,
-        `"random_features"`, `"random_synthesizer"`, `"reformer"`, `"sinkhorn"`,
-        `"sliding"`, `"strided"` or `"synthesizer"`. Attention to an encoder's output is
-        hashed, random or full if `routing` is, and expert choice otherwise.""",
+        """the pattern of the routed heads, one of {names}, or None.
+        `"expert_choice"`: each centroid takes its best tokens. `"token_choice"`: each
+        token goes to its best centroid. `"expert_threshold"`: each centroid takes the
+        tokens above its threshold. The last two are strictly causal. `"hashed"`:
+        clusters are buckets of a hash. `"random"`: clusters are random. `"full"`: heads
+        see all tokens, as a baseline. None: token choice in decoders, expert choice
+        elsewhere. All others are patterns whose sizes follow from `attention_window`;
+        `"axial"` is for images, and `encoder_routing` names those that are for encoders
+        alone. Attention to an encoder's output is hashed, random or full if `routing`
+        is, and expert choice otherwise.""",
     )
     routed_heads: list | dict | str | None = setting(
         None,
@@ -756,10 +755,11 @@ class TrainingConfig:
 
     optimizer: str = setting(
         "adam",
-        choice("adafactor", "adam", "adamw", "muon"),
+        OPTIMIZER,
         OPTIMIZATION,
-        """`"adafactor"` (the tensor2tensor rule), `"adam"`, `"adamw"`, or `"muon"`:
-        Muon for the matrices between layers, and Adam for everything else.""",
+        """one of {names}, see `routing_tf.optimizers`. `"adafactor"` is the rule of
+        tensor2tensor; `"muon"` is Muon for the matrices between layers, and Adam for
+        everything else.""",
     )
     learning_rate: float = setting(
         0.001, NOT_NEGATIVE, OPTIMIZATION, "the factor `constant` of the schedule."

@@ -166,6 +166,7 @@ FEED_FORWARD = Range(
     words={name: name for name in ("geglu", "relu", "sigmoid_gelu", "none")},
     registry="FEED_FORWARDS",
 )
+OPTIMIZER = Range("a name", str, registry="OPTIMIZERS")
 #: Flaws of the release: all of them without and with the padding of the first row for
 #: the whole batch, those that its weights rely on, and none.
 EXACT = ("exact", "exact_shared_padding")

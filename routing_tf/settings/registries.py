@@ -10,7 +10,7 @@ import pathlib
 
 PACKAGE = pathlib.Path(__file__).parents[1]
 # The folders whose files have the dict of a registry.
-FOLDERS = {"PATTERNS": "zoo", "FEED_FORWARDS": "zoo"}
+FOLDERS = {"PATTERNS": "zoo", "FEED_FORWARDS": "zoo", "OPTIMIZERS": "optimizers"}
 
 
 @functools.cache
@@ -30,6 +30,14 @@ def names(registry):
             except (AttributeError, ValueError):
                 return None
     return sorted(found)
+
+
+def choices(values):
+    """Returns all names that are in a `Range` with a registry; None if unknown."""
+    registered = names(values.registry)
+    if registered is None:
+        return None
+    return [*filter(None, values.words.values()), *registered]
 
 
 @functools.cache

@@ -5,10 +5,10 @@ import math
 from routing_tf import optimizers
 from routing_tf.layers.heads.routed import check_clusters_per_query
 from routing_tf.models import feed_forwards
+from routing_tf.models import patterns
 from routing_tf.models.pattern_checks import check_names
 from routing_tf.models.pattern_checks import check_patterns
 from routing_tf.models.pattern_checks import check_registered
-from routing_tf.models.patterns import OWN
 from routing_tf.settings import hyperparameters as settings
 
 HEADS = (
@@ -105,7 +105,9 @@ def _check_key_heads(h):
             f"must divide the number of heads of each pattern. {received}"
         )
     shared = h.num_cluster_strided_heads
-    if h.routed_heads is None and h.routing in OWN and h.routing != "full":
+    pattern = patterns.find(h.routing)
+    may_share = pattern.has_centroids if pattern else h.routing != "full"
+    if h.routed_heads is None and may_share:
         shared += h.num_routed_heads
     if shared and h.share_query_key:
         raise ValueError(

@@ -223,7 +223,11 @@ def _routed_groups(
             settings |= shared
         return [make(cls, num_heads, relative, key_shift=key_shift, **settings)]
     sizes = patterns.sizes_of(h, index, is_decoder=is_causal)
-    explores = {"exploring_queries": h.exploring_queries}
+    further = {}
+    if pattern.has_centroids:
+        further = arguments_of("Clustering", h) | shared
+    elif pattern.is_clustered:
+        further = {"exploring_queries": h.exploring_queries}
     try:
         return make(
             functools.partial(pattern.groups, sizes),
@@ -231,7 +235,7 @@ def _routed_groups(
             relative and pattern.has_relative_positions,
             key_shift=key_shift,
             name=name_of(pattern.heads.__name__),
-            **(explores if pattern.is_clustered else {}),
+            **further,
         )
     except ValueError as error:
         refuse_option(h, routing, error)

@@ -1,6 +1,6 @@
 """Prints the tables of hyperparameters of docs/hyperparameters.md.
 
-Usage: python tools/hyperparameter_table.py [--output=FILE]
+Usage: python tools/hyperparameter_table.py [--write | --output=FILE]
 """
 
 import argparse
@@ -10,15 +10,27 @@ from routing_tf.settings import registries
 from routing_tf.settings.hyperparameters import HYPERPARAMETERS
 from routing_tf.settings.hyperparameters import by_subject
 
+PAGE = pathlib.Path(__file__).parents[1] / "docs/hyperparameters.md"
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--output", help="file to write instead of standard output")
+    parser.add_argument("--write", action="store_true", help="renew the page itself")
     flags = parser.parse_args()
-    if flags.output:
+    if flags.write:
+        PAGE.write_text(renewed(PAGE.read_text()))
+    elif flags.output:
         pathlib.Path(flags.output).write_text(tables())
     else:
         print(tables(), end="")
+
+
+def renewed(page):
+    """Returns the text of a page with the tables of today."""
+    before, start, rest = page.partition("<!-- hyperparameters -->\n")
+    _, end, after = rest.partition("<!-- end of hyperparameters -->")
+    return f"{before}{start}{tables()}{end}{after}"
 
 
 def tables():

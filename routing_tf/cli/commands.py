@@ -19,7 +19,6 @@ from absl import logging
 from routing_tf.cli import first_checks
 from routing_tf.cli import flag_kinds
 from routing_tf.cli import problem_options
-from routing_tf.settings import registries
 
 # Flags defined here belong to the command, whose `--help` shows them.
 flags.disclaim_key_flags()
@@ -134,6 +133,8 @@ def _run(run, options, argv):
 
 
 def _list_of_problems():
+    from routing_tf.settings import registries
+
     found = registries.problems()
     if "routing_tf.problems" in sys.modules:  # where others may be registered
         from routing_tf.problems import registry

@@ -13,10 +13,8 @@ from routing_tf.files import named_files
 from routing_tf.files.folders import check_exists
 from routing_tf.files.folders import check_no_pattern
 from routing_tf.files.misspelt import did_you_mean
-from routing_tf.settings import registries
 from routing_tf.settings.hyperparameters import HYPERPARAMETERS
 from routing_tf.settings.hyperparameters import read
-from routing_tf.settings.presets import DESCRIPTIONS
 
 
 def check(options):
@@ -44,10 +42,14 @@ def check(options):
 def _check_problem(flag, name):
     if "routing_tf.problems" in sys.modules:  # where others may be registered
         return
+    from routing_tf.settings import registries
+
     _check_known(f"`--{flag}` must be a problem", flag, name, registries.problems())
 
 
 def _check_preset(flag, name):
+    from routing_tf.settings.presets import DESCRIPTIONS
+
     _check_known(
         f"`--{flag}` must be a set of hyperparameters", flag, name, DESCRIPTIONS
     )
@@ -98,6 +100,8 @@ def _check_registered(flag, text):
     """Refuses names of patterns and the like that no file of this package has."""
     if "routing_tf.models" in sys.modules:  # where others may be registered
         return
+    from routing_tf.settings import registries
+
     for name, value in _items(flag, text):
         own = HYPERPARAMETERS[name].values
         value = read(name, value)

@@ -8,10 +8,13 @@ from routing_tf.models.hyperparameter_checks import check
 from routing_tf.models.pattern_checks import check_same_name
 from routing_tf.models.routed_heads import as_configs
 from routing_tf.settings import hyperparameters as settings
+from routing_tf.settings.declared import make_dataclass
 from routing_tf.settings.ranges import EXACT
 
 # Patterns that the release does not have, so they have no flaws.
 SOUND_ROUTINGS = ("random", "full")
+for _cls in settings.CLASSES:
+    make_dataclass(_cls)
 
 
 @dataclasses.dataclass(frozen=True)

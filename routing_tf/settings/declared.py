@@ -1,8 +1,6 @@
 """How a hyperparameter is declared: a field with its range, subject and meaning."""
 
 import dataclasses
-import inspect
-import textwrap
 
 from routing_tf.settings.ranges import Range
 
@@ -47,11 +45,17 @@ def setting(default, values, subject, meaning, hash=None, **options):
 
 def settings_of(cls):
     """Returns the `Setting` of each field of a class, by name."""
-    return {field.name: field.metadata["setting"] for field in dataclasses.fields(cls)}
+    fields = [
+        item for item in vars(cls).items() if isinstance(item[1], dataclasses.Field)
+    ]
+    return {name: field.metadata["setting"] for name, field in fields}
 
 
-def documented(cls):
-    """Adds the meanings of the fields to the docstring of a class."""
+def make_dataclass(cls):
+    """Makes a dataclass of a class with fields, and documents them."""
+    import inspect
+    import textwrap
+
     lines = [
         textwrap.fill(
             f"{name}: {own.meaning.replace('{names}', NAMES)}",
@@ -64,4 +68,4 @@ def documented(cls):
         for name, own in settings_of(cls).items()
     ]
     cls.__doc__ = "\n".join([inspect.getdoc(cls), "", "Args:", *lines])
-    return cls
+    dataclasses.dataclass(frozen=True)(cls)

@@ -3,13 +3,12 @@
 Each is declared here and nowhere else. The checks and the help of commands, the tables
 of docs/hyperparameters.md and the checks in Python follow from it. Which values go
 together is told by `models.hyperparameter_checks`. This needs the standard library
-alone, so that commands can tell mistakes before they import TensorFlow.
+alone, so that commands can tell mistakes before they import TensorFlow. They do not
+wait for dataclasses either: the classes here become some where models need them.
 """
 
-import dataclasses
 import math
 
-from routing_tf.settings.declared import documented
 from routing_tf.settings.declared import setting
 from routing_tf.settings.declared import settings_of
 from routing_tf.settings.ranges import COMPATIBILITY
@@ -51,8 +50,6 @@ SUBJECTS = (
 )
 
 
-@documented
-@dataclasses.dataclass(frozen=True)
 class ModelConfig:
     """Settings of a model as a whole: sizes, blocks, initial weights, dropout, memory.
 
@@ -235,8 +232,6 @@ class ModelConfig:
     )
 
 
-@documented
-@dataclasses.dataclass(frozen=True)
 class ImageConfig:
     """Settings of models of images, which have an `image_height`.
 
@@ -277,8 +272,6 @@ class ImageConfig:
     )
 
 
-@documented
-@dataclasses.dataclass(frozen=True)
 class LocalHeadsConfig:
     """Settings of heads that see tokens by position: local, strided and factorized.
 
@@ -398,8 +391,6 @@ class LocalHeadsConfig:
         return (1 + self.local_flange_blocks) * self.local_dilation * block
 
 
-@documented
-@dataclasses.dataclass(frozen=True)
 class RoutedHeadsConfig:
     """Settings of heads that see tokens by content, and of their clusters.
 
@@ -601,8 +592,6 @@ class RoutedHeadsConfig:
     )
 
 
-@documented
-@dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """Settings that all heads of a model share.
 
@@ -745,8 +734,6 @@ class AttentionConfig:
     )
 
 
-@documented
-@dataclasses.dataclass(frozen=True)
 class TrainingConfig:
     """Settings that decide how a model is trained.
 

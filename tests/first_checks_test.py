@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from routing_tf import models
+from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import zoo
 from routing_tf.cli import convert
@@ -11,16 +11,11 @@ from routing_tf.cli import datagen
 from routing_tf.cli import evaluate
 from routing_tf.cli import export
 from routing_tf.cli import first_checks
-from routing_tf.cli import known_names
-from routing_tf.cli import known_values
 from routing_tf.cli import train
-from routing_tf.models import feed_forwards
-from routing_tf.models import hyperparameters
-from routing_tf.models import patterns
+from routing_tf.settings import registries
 from tests.command_line import parse
 from tests.command_line import python
 
-NOT_OF_COMMANDS = {"vocabulary_size", "compatibility"}
 SLOW = {"jax", "keras", "numpy", "tensorflow", "tensorflow_datasets"}
 
 
@@ -33,33 +28,28 @@ def alone(folder, command, *arguments):
     return done, imported
 
 
-def test_names_are_those_of_what_there_is():
-    listed = [n for names in known_names.HYPERPARAMETERS.values() for n in names]
-    assert len(listed) == len(set(listed))
-    assert {*listed, *NOT_OF_COMMANDS} == set(hyperparameters.field_names())
-    assert list(known_names.PRESETS) == models.preset_names()
+def test_names_are_those_that_files_register():
     # Tests register others.
-    here = [n for n in problems.names() if not n.startswith(("test_", "count_"))]
-    assert list(known_names.PROBLEMS) == here
-    for name, line in known_names.PROBLEMS.items():
+    there = [n for n in problems.names() if not n.startswith(("test_", "count_"))]
+    assert list(registries.problems()) == there
+    for name, line in registries.problems().items():
         assert line == inspect.getdoc(problems.get_class(name)).splitlines()[0]
+    for registry, there in (
+        ("PATTERNS", zoo.PATTERNS),
+        ("FEED_FORWARDS", zoo.FEED_FORWARDS),
+        ("OPTIMIZERS", optimizers.OPTIMIZERS),
+    ):
+        assert registries.names(registry) == sorted(there)
 
 
-def test_names_of_patterns_are_those_there_are():
-    there = [name for name in patterns.OWN if name] + sorted(patterns.all_patterns())
-    assert known_values.choices_of("routing") == there
-    # Without those that other tests register.
-    there = [*feed_forwards.OWN, *zoo.FEED_FORWARDS]
-    assert sorted(known_values.choices_of("feed_forward")) == sorted(there)
-
-
-def test_a_new_file_of_the_zoo_needs_no_line_elsewhere(tmp_path, monkeypatch):
-    (tmp_path / "room").mkdir()
-    (tmp_path / "room/new.py").write_text("PATTERNS = {'newest': Pattern(Heads)}\n")
-    monkeypatch.setattr(known_values, "ZOO", tmp_path)
-    assert known_values.choices_of("routing") == [*known_values.PATTERNS, "newest"]
-    (tmp_path / "other.py").write_text("PATTERNS = {n: make(n) for n in NAMES}\n")
-    assert known_values.choices_of("routing") is None
+def test_a_new_file_needs_no_line_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "zoo/room").mkdir(parents=True)
+    new = tmp_path / "zoo/room/new.py"
+    new.write_text("PATTERNS = {'newest': Pattern(Heads)}\n")
+    monkeypatch.setattr(registries, "PACKAGE", tmp_path)
+    assert registries.names.__wrapped__("PATTERNS") == ["newest"]
+    new.write_text("PATTERNS = {n: make(n) for n in NAMES}\n")
+    assert registries.names.__wrapped__("PATTERNS") is None
 
 
 @pytest.mark.parametrize(
@@ -75,6 +65,7 @@ def test_a_new_file_of_the_zoo_needs_no_line_elsewhere(tmp_path, monkeypatch):
         ),
         ("train", ["--hparams=routing=tokenchoice"], "Did you mean 'token_choice'"),
         ("train", ["--hparams=ema"], "`--hparams` must be name=value, joined by"),
+        ("train", ["--import=my_head"], "`--import` must name modules that Python"),
         ("train", ["--problem=enwik"], "Received: --problem=enwik. Did you mean"),
         ("train", ["--files=no*where"], "`--files` must name existing files"),
         ("train", ["--problem_option=folder=no"], "`--problem_option=folder` must exi"),
@@ -102,7 +93,7 @@ def test_problems_are_listed_at_once(tmp_path):
     done, imported = alone(tmp_path, "train", "--problem=list")
     assert done.returncode == 0
     names = [line.partition(": ")[0] for line in done.stdout.splitlines()]
-    assert names == list(known_names.PROBLEMS)
+    assert names == list(registries.problems())
     assert not imported & SLOW
 
 
@@ -156,3 +147,30 @@ def test_what_only_the_run_can_judge_is_left_to_it(flag):
     """Problems that a user has registered, and what follows from the problem."""
     assert "routing_tf.problems" in sys.modules
     assert first_checks.check(parse(train, "--model_dir=x", flag)) is None
+
+
+OWN_PROBLEM = '''
+from routing_tf import optimizers
+from routing_tf import problems
+
+@problems.register("zeros")
+class Zeros(problems.Problem):
+    """Nothing but zeros."""
+'''
+
+
+def test_modules_of_the_user_register_names(tmp_path, monkeypatch):
+    (tmp_path / "my_own.py").write_text(OWN_PROBLEM)
+    flags = ["--model_dir=x", "--import=my_own", "--problem=list"]
+    done = python("-m", "routing_tf.train", *flags, folder=tmp_path)
+    assert "zeros: Nothing but zeros." in done.stdout.splitlines()
+    # Their names are left to the run, and nothing else.
+    monkeypatch.delitem(sys.modules, "routing_tf.models", raising=False)
+    names = ["--model_dir=x", "--hparams=routing=own,feed_forward=own"]
+    with pytest.raises(ValueError, match="`routing` in `--hparams` must be a choice"):
+        first_checks.check(parse(train, *names))
+    first_checks.check(parse(train, "--import=json.tool", *names))
+    with pytest.raises(ValueError, match="`hidden_dim` in `--hparams` must be a posi"):
+        first_checks.check(
+            parse(train, "--import=json", "--model_dir=x", "--hparams=hidden_dim=0")
+        )

@@ -531,6 +531,18 @@ class TestOptimizer:
         for name in ("beta_1", "beta_2", "epsilon"):
             assert optimizer.get_config()[name] == getattr(h, f"adam_{name}")
 
+    def test_of_ones_own(self, monkeypatch):
+        monkeypatch.setattr(optimizers, "OPTIMIZERS", dict(optimizers.OPTIMIZERS))
+
+        def make(h, schedule, clip):
+            return keras.optimizers.SGD(schedule, global_clipnorm=clip)
+
+        with pytest.raises(ValueError, match="must not be that of an optimizer of"):
+            optimizers.register("adam", make)
+        optimizers.register("sgd", make)
+        made = training.make_optimizer(tiny(optimizer="sgd"))
+        assert isinstance(made, keras.optimizers.SGD)
+
 
 class TestRunConfig:
     def test_survives_the_file(self, configure, tmp_path):

@@ -14,6 +14,7 @@ import re
 import keras
 
 from routing_tf import models
+from routing_tf.settings.release_sets import RELEASE_SETS
 
 TITLES = {
     "text": "Decoders of text",
@@ -104,7 +105,7 @@ def variables(name):
     model = build(name)
     by_path = [v for v in model.variables if "seed_generator" not in v.path]
     found = {"keras": _by_name((v.path, v) for v in by_path)}
-    if name in models.bridge.release().sets:
+    if name in RELEASE_SETS:
         named = models.release.variables_by_name(model)
         found["release"] = _by_name(named.items())
     return found

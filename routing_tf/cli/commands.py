@@ -6,6 +6,7 @@ Functions that run later import the modules that need them.
 
 import contextlib
 import gc
+import importlib
 import os
 import re
 import sys
@@ -17,8 +18,7 @@ from absl import logging
 
 from routing_tf.cli import first_checks
 from routing_tf.cli import flag_kinds
-from routing_tf.cli import known_names
-from routing_tf.files import named_files
+from routing_tf.cli import problem_options
 
 # Flags defined here belong to the command, whose `--help` shows them.
 flags.disclaim_key_flags()
@@ -46,8 +46,9 @@ def main(run, define_flags):
     if not HELP.isdisjoint(sys.argv[1:]):
         about = sys.modules["__main__"].__doc__
         said = f"{about}\nflags:\n\n{sys.argv[0]}:\n{_help(own)}"
-    elif "--problem=list" in sys.argv[1:] and _lists_problems(flags.FLAGS):
-        said = _list_of_problems()  # also without the flags that are required
+    elif "--problem=list" in sys.argv[1:] and "problem" in flags.FLAGS:
+        # Also without the flags that are required.
+        said = None if "--import" in " ".join(sys.argv) else _list_of_problems()
     if said:
         with contextlib.suppress(BrokenPipeError):
             print(said, flush=True)
@@ -101,11 +102,20 @@ def _run(run, options, argv):
             )
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
-        if _lists_problems(options) and options.problem == "list":
+        lists_problems = "problem" in options and options.problem == "list"
+        modules = options["import"].value
+        if lists_problems and not modules:
             print(_list_of_problems())
             return 0
+        if modules and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # where `python -m` looks, too
         first_checks.check(options)
         use_backend(options.backend)
+        for name in modules or []:
+            importlib.import_module(name)
+        if lists_problems:
+            print(_list_of_problems())
+            return 0
         with named_by_flags({name: name for name in options}):
             return run(options)
     except (KeyboardInterrupt, SystemError) as error:
@@ -123,15 +133,14 @@ def _run(run, options, argv):
 
 
 def _list_of_problems():
-    return "\n".join(map(": ".join, known_names.PROBLEMS.items()))
+    from routing_tf.settings import registries
 
+    found = registries.problems()
+    if "routing_tf.problems" in sys.modules:  # where others may be registered
+        from routing_tf.problems import registry
 
-def _lists_problems(options):
-    """Whether `--problem=list` asks for those of this package; they are all there are.
-
-    Unless somebody has registered others, which the message of the run names, too.
-    """
-    return "routing_tf.problems" not in sys.modules and "problem" in options
+        found = {name: registry.summary(name) for name in registry.names()}
+    return "\n".join(map(": ".join, found.items()))
 
 
 def _comes_of_interrupt(error):
@@ -267,7 +276,12 @@ BACKEND = {
         BACKENDS,
         "Backend of Keras. Default: that of KERAS_BACKEND or of Keras's settings, or "
         "else tensorflow.",
-    )
+    ),
+    "import": flag_kinds.strings(
+        "Modules of your own to import first, separated by commas. They register head "
+        "groups, feed-forward layers, optimizers and problems, whose names other flags "
+        "then take. Each is found from the working directory, as by `import`."
+    ),
 }
 CHECKPOINT = {
     "checkpoint": flag_kinds.choice(
@@ -314,7 +328,7 @@ def problem_fields(options, earlier=None):
         fields["problem_options"] = dict(earlier.problem_options)
     if fields["data_dir"]:
         fields["data_dir"] = os.path.abspath(fields["data_dir"])
-    own = parse_problem_options(options.problem_option)
+    own = problem_options.parse(options.problem_option)
     fields["problem_options"].update(own)
     if options.files:
         if "files" in own:
@@ -323,47 +337,8 @@ def problem_fields(options, earlier=None):
                 f"by both. Received: --files={options.files!r} and "
                 f"--problem_option=files={own['files']!r}"
             )
-        fields["problem_options"]["files"] = _absolute(options.files)
+        fields["problem_options"]["files"] = problem_options.absolute(options.files)
     return fields
-
-
-def _absolute(paths):
-    """Paths separated by commas, so that the run can continue from any folder."""
-    return named_files.join_paths(map(_absolute_path, named_files.split_paths(paths)))
-
-
-def _absolute_path(path):
-    return os.path.abspath(os.path.expanduser(path))
-
-
-def parse_problem_options(items):
-    """Reads the values of `--problem_option`, name=value, into a dict.
-
-    Values are strings; paths among them are absolute.
-    """
-    options = {}
-    for item in items:
-        name, separator, value = item.partition("=")
-        if not separator:
-            raise ValueError(
-                f"`--problem_option` must be name=value. Received: {item!r}"
-            )
-        name, value = name.strip(), value.strip()
-        if name in options:
-            raise ValueError(
-                f"`--problem_option={name}` must be given once. Received: {item!r} "
-                f"after {name}={options[name]!r}"
-            )
-        is_path = name == "vocabulary" and value not in ("bytes", "subwords")
-        is_list = name.endswith("_files")
-        if is_path or is_list or name == "folder":
-            value = _absolute(value) if is_list else value and _absolute_path(value)
-            if not value:
-                raise ValueError(
-                    f"`--problem_option={name}` must name a path. Received: {item!r}"
-                )
-        options[name] = value
-    return options
 
 
 def open_run(options, split=None):

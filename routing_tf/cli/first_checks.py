@@ -4,24 +4,31 @@ Importing TensorFlow takes seconds, so mistakes that show without it are reporte
 before. Later code checks names and files again, and more closely.
 """
 
+import importlib.util
 import os
 import sys
 
-from routing_tf.cli import known_names
-from routing_tf.cli import known_values
+from routing_tf.cli import problem_options
 from routing_tf.files import named_files
+from routing_tf.files.folders import check_exists
 from routing_tf.files.folders import check_no_pattern
 from routing_tf.files.misspelt import did_you_mean
+from routing_tf.settings.hyperparameters import HYPERPARAMETERS
+from routing_tf.settings.hyperparameters import read
 
 
 def check(options):
     """Raises a `ValueError` if a flag names what does not exist."""
-    for name, check_value in CHECKS.items():
-        value = options[name].value if name in options else None
-        if value:
-            check_value(name, value)
+    modules = options["import"].value or []
+    _check_modules(modules)
+    # Modules of the user register further names.
+    for checks in (CHECKS,) if modules else (CHECKS, CHECKS_OF_NAMES):
+        for flag, check_value in checks.items():
+            value = options[flag].value if flag in options else None
+            if value:
+                check_value(flag, value)
     if "problem_option" in options:
-        _check_problem_options(options)
+        problem_options.check(options)
     if "checkpoint" not in options:
         if "model_dir" in options:  # of `train`, which makes it
             _check_folder_of_checkpoints("model_dir", options.model_dir)
@@ -35,12 +42,16 @@ def check(options):
 def _check_problem(flag, name):
     if "routing_tf.problems" in sys.modules:  # where others may be registered
         return
-    _check_known(f"`--{flag}` must be a problem", flag, name, known_names.PROBLEMS)
+    from routing_tf.settings import registries
+
+    _check_known(f"`--{flag}` must be a problem", flag, name, registries.problems())
 
 
 def _check_preset(flag, name):
+    from routing_tf.settings.presets import DESCRIPTIONS
+
     _check_known(
-        f"`--{flag}` must be a set of hyperparameters", flag, name, known_names.PRESETS
+        f"`--{flag}` must be a set of hyperparameters", flag, name, DESCRIPTIONS
     )
 
 
@@ -53,45 +64,61 @@ def _hint(name, names):
     return did_you_mean(name, names) or f" Valid names are: {', '.join(names)}"
 
 
-def _check_hyperparameters(flag, text):
-    names = [name for names in known_names.HYPERPARAMETERS.values() for name in names]
+def _check_modules(names):
+    for name in names:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise ValueError(
+                "`--import` must name modules that Python finds, also in the working "
+                f"directory, without .py. Received: --import={name}"
+            )
+
+
+def _items(flag, text):
+    """Yields the names and values of a list of hyperparameters."""
     for item in filter(None, (item.strip() for item in text.split(","))):
         name, separator, value = (part.strip() for part in item.partition("="))
         if not separator:
             raise ValueError(
                 f"`--{flag}` must be name=value, joined by commas. Received: {item!r}"
             )
-        # It is refused later, with the reason.
+        yield name, value
+
+
+def _check_hyperparameters(flag, text):
+    names = [name for name, own in HYPERPARAMETERS.items() if own.subject]
+    for name, value in _items(flag, text):
+        # That of the problem is refused later, with the reason.
         if name not in (*names, "vocabulary_size"):
             raise ValueError(
                 f"`--{flag}` must name hyperparameters, which --help lists. Received: "
-                f"{item!r}.{_hint(name, names)}"
+                f"'{name}={value}'.{_hint(name, names)}"
             )
-        known_values.check(flag, name, value)
+        read(name, value, f" in `--{flag}`")
 
 
-def _check_problem_options(options):
-    for item in options.problem_option:
-        name, _, value = (part.strip() for part in item.partition("="))
-        flag, value = f"problem_option={name}", os.path.expanduser(value)
-        # What was made of images is in the data folder, without them too.
-        is_folder = name == "folder" and not options.data_dir
-        is_file = name == "vocabulary" and value not in ("bytes", "subwords")
-        if value and (is_folder or is_file):
-            _check_exists(flag, value)
-        if value and (name == "files" or name.endswith("_files")):
-            _check_files(flag, value)
+def _check_registered(flag, text):
+    """Refuses names of patterns and the like that no file of this package has."""
+    if "routing_tf.models" in sys.modules:  # where others may be registered
+        return
+    from routing_tf.settings import registries
+
+    for name, value in _items(flag, text):
+        own = HYPERPARAMETERS[name].values
+        value = read(name, value)
+        if own.registry is None or value is None:
+            continue
+        choices = registries.choices(own)
+        if choices is None or value in choices:
+            continue
+        listed = f" Choices are: {', '.join(choices)}"
+        raise ValueError(
+            f"`{name}` in `--{flag}` must be a choice that there is. Received: "
+            f"{name}={value!r}.{did_you_mean(value, choices) or listed}"
+        )
 
 
 def _check_files(flag, patterns):
     named_files.find_files(f"--{flag}", patterns)
-
-
-def _check_exists(flag, path):
-    if not os.path.exists(path):
-        raise ValueError(
-            f"`--{flag}` must exist. Received: --{flag}={path!r}, which does not"
-        )
 
 
 def _check_folder(flag, path):
@@ -126,7 +153,7 @@ def _check_file_to_make(flag, path):
 
 def _check_prompts(flag, path):
     if path != "-":  # standard input
-        _check_exists(flag, path)
+        check_exists(flag, path)
 
 
 def _check_weights(flag, path):
@@ -162,8 +189,8 @@ def _check_prefix(path):
         )
 
 
+CHECKS_OF_NAMES = {"problem": _check_problem, "hparams": _check_registered}
 CHECKS = {
-    "problem": _check_problem,
     "hparams_set": _check_preset,
     "hparams": _check_hyperparameters,
     "files": _check_files,
@@ -172,11 +199,11 @@ CHECKS = {
     "evaluate": _check_files,
     "prompt_file": _check_prompts,
     "init_checkpoint": _check_weights,
-    "hparams_file": _check_exists,
+    "hparams_file": check_exists,
     "raw_dir": _check_folder,
     "data_dir": _check_folder_to_make,
     "export_dir": _check_folder_of_checkpoints,
     "output_dir": _check_folder_to_make,
     "output_file": _check_file_to_make,
-    "vocabulary": _check_exists,
+    "vocabulary": check_exists,
 }

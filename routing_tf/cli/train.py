@@ -34,14 +34,13 @@ from absl import flags
 from routing_tf.cli import commands
 from routing_tf.cli import copies
 from routing_tf.cli import flag_kinds
-from routing_tf.cli import known_names
 from routing_tf.files.splits import SPLITS
+from routing_tf.settings.hyperparameters import by_subject
 
 # The flags of splits, and the splits of a problem.
 SPLIT_FLAGS = {"train_split": "train", "eval_split": "validation"}
 HPARAMS = "\n".join(
-    f"{subject}: {', '.join(names)}."
-    for subject, names in known_names.HYPERPARAMETERS.items()
+    f"{subject}: {', '.join(names)}." for subject, names in by_subject().items()
 )
 # The settings that a model of images takes from them.
 DECIDED_BY_IMAGES = (
@@ -210,10 +209,7 @@ def configure(options):
             given = getattr(earlier, setting, default)
         settings[setting] = given
     if earlier is not None:
-        # Earlier versions kept it as it was typed.
-        known = earlier.init_checkpoint
-        if not source or (known and os.path.abspath(known) == source):
-            source = known
+        source = source or earlier.init_checkpoint
     if name is None and earlier is not None:
         name, hyperparameters = earlier.hparams_set, earlier.hyperparameters
     else:

@@ -1,6 +1,7 @@
 """Folders to write into."""
 
 import fnmatch
+import os
 import pathlib
 
 
@@ -25,4 +26,12 @@ def check_no_pattern(option, path):
             "Weights must be in a folder whose path has no backslash and nothing in "
             "square brackets, because TensorFlow takes these for a pattern of names. "
             f"Received: {option}={path!r}. Use another name"
+        )
+
+
+def check_exists(flag, path):
+    """Raises a `ValueError` that names a flag if its path does not exist."""
+    if not os.path.exists(path):
+        raise ValueError(
+            f"`--{flag}` must exist. Received: --{flag}={path!r}, which does not"
         )

@@ -10,15 +10,10 @@ from routing_tf.models.causal_lm import (
 from routing_tf.models.encoder_decoder import (
     RoutingTransformerEncoderDecoder as RoutingTransformerEncoderDecoder,
 )
-from routing_tf.models.head_configs import AttentionConfig as AttentionConfig
-from routing_tf.models.head_configs import LocalHeadsConfig as LocalHeadsConfig
-from routing_tf.models.head_configs import RoutedHeadsConfig as RoutedHeadsConfig
 from routing_tf.models.hyperparameters import Hyperparameters as Hyperparameters
-from routing_tf.models.image_config import ImageConfig as ImageConfig
 from routing_tf.models.image_transformer import (
     RoutingImageTransformer as RoutingImageTransformer,
 )
-from routing_tf.models.model_config import ModelConfig as ModelConfig
 from routing_tf.models.presets import preset_description as preset_description
 from routing_tf.models.presets import preset_hyperparameters as preset_hyperparameters
 from routing_tf.models.presets import preset_names as preset_names
@@ -31,4 +26,9 @@ from routing_tf.models.seq2seq_lm import (
 from routing_tf.models.seq2seq_lm import (
     RoutingTransformerSeq2SeqLMPreprocessor as RoutingTransformerSeq2SeqLMPreprocessor,
 )
-from routing_tf.models.training_config import TrainingConfig as TrainingConfig
+from routing_tf.settings.hyperparameters import AttentionConfig as AttentionConfig
+from routing_tf.settings.hyperparameters import ImageConfig as ImageConfig
+from routing_tf.settings.hyperparameters import LocalHeadsConfig as LocalHeadsConfig
+from routing_tf.settings.hyperparameters import ModelConfig as ModelConfig
+from routing_tf.settings.hyperparameters import RoutedHeadsConfig as RoutedHeadsConfig
+from routing_tf.settings.hyperparameters import TrainingConfig as TrainingConfig

@@ -1,4 +1,4 @@
-"""What the bridge to a release adds to models: its sets, its flaws, its checkpoints.
+"""What the bridge to a release adds to models: its flaws and its checkpoints.
 
 `routing_tf.models.release` stands on top of the models and registers itself here, so
 that models can build what they do not know.
@@ -14,9 +14,8 @@ class Bridge:
     """The parts that a release registers.
 
     Args:
-        sets: from the name of a preset to its description and the release's own
-            hyperparameters.
-        hyperparameters_of: from these to `Hyperparameters`.
+        hyperparameters_of: from the release's own hyperparameters to
+            `Hyperparameters`.
         class_at: from a level of compatibility and a class of heads to the class with
             the flaws of that level, and their settings.
         cluster_strided_settings: settings of all cluster-strided heads of the release.
@@ -24,7 +23,6 @@ class Bridge:
             `RoutingTransformerCausalLM.from_release_checkpoint`.
     """
 
-    sets: Mapping
     hyperparameters_of: Callable
     class_at: Callable
     cluster_strided_settings: Mapping

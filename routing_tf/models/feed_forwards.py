@@ -7,10 +7,10 @@ import dataclasses
 import importlib
 
 from routing_tf import layers
-from routing_tf.layers.blocks.feed_forward import ACTIVATIONS
+from routing_tf.settings.ranges import FEED_FORWARD
 
 #: What `feed_forward` can be without a name that is registered.
-OWN = (*ACTIVATIONS, "none")
+OWN = tuple(FEED_FORWARD.words)
 #: The activation of the blocks that a named layer leaves to `layers.FeedForward`.
 BESIDE = "geglu"
 _REGISTERED = {}

@@ -1,15 +1,15 @@
 """Checks of hyperparameters."""
 
-import dataclasses
 import math
 
+from routing_tf import optimizers
 from routing_tf.layers.heads.routed import check_clusters_per_query
-from routing_tf.layers.support.validation import check_choice
 from routing_tf.models import feed_forwards
+from routing_tf.models import patterns
 from routing_tf.models.pattern_checks import check_names
 from routing_tf.models.pattern_checks import check_patterns
-from routing_tf.models.patterns import OWN
-from routing_tf.settings import ranges
+from routing_tf.models.pattern_checks import check_registered
+from routing_tf.settings import hyperparameters as settings
 
 HEADS = (
     "num_local_heads",
@@ -22,11 +22,12 @@ HEADS = (
 
 def check(h):
     """Raises a `ValueError` unless all `Hyperparameters` are valid and compatible."""
-    for field in dataclasses.fields(h):
-        if field.name not in ("compatibility", "routed_heads"):
-            value = ranges.check(field.name, getattr(h, field.name))
-            object.__setattr__(h, field.name, value)
+    for name in settings.HYPERPARAMETERS:
+        if name != "routed_heads":  # a list of configs by now
+            value = settings.check(name, getattr(h, name))
+            object.__setattr__(h, name, value)
     check_names(h)
+    check_registered("optimizer", h.optimizer, optimizers.OPTIMIZERS)
     _check_feed_forward(h)
     for name in ("routed_key_shift", "local_key_shift"):
         if getattr(h, name) and h.compatibility is not None:
@@ -56,7 +57,7 @@ def _check_feed_forward(h):
     if name in feed_forwards.OWN:
         return
     names = (*feed_forwards.OWN, *feed_forwards.all_makers())
-    check_choice("feed_forward", name, names)
+    check_registered("feed_forward", name, names)
     if h.compatibility is not None:
         raise ValueError(
             f"`feed_forward={name!r}` must come without flaws of the release, which "
@@ -104,7 +105,9 @@ def _check_key_heads(h):
             f"must divide the number of heads of each pattern. {received}"
         )
     shared = h.num_cluster_strided_heads
-    if h.routed_heads is None and h.routing in OWN and h.routing != "full":
+    pattern = patterns.find(h.routing)
+    may_share = pattern.has_centroids if pattern else h.routing != "full"
+    if h.routed_heads is None and may_share:
         shared += h.num_routed_heads
     if shared and h.share_query_key:
         raise ValueError(
@@ -116,19 +119,14 @@ def _check_key_heads(h):
 
 def _check_flaws_of_the_release(h):
     """Refuses settings that heads with these flaws do not have."""
-    nothing = {
-        "clusters_per_query": 1,
-        "exploring_queries": 0,
-        "logit_soft_cap": None,
-        "qk_norm": False,
-    }
-    for name, none in nothing.items():
+    for name, own in settings.HYPERPARAMETERS.items():
         value = getattr(h, name)
-        if value != none and h.compatibility is not None:
+        is_refused = own.without_flaws and value != own.default
+        if is_refused and h.compatibility is not None:
             raise ValueError(
-                f"`{name}` must be {none} with flaws of the release, which has none. "
-                f"Received: {name}={value!r} with compatibility={h.compatibility!r}. "
-                "Leave one of the two out"
+                f"`{name}` must be {own.default} with flaws of the release, which has "
+                f"none. Received: {name}={value!r} with "
+                f"compatibility={h.compatibility!r}. Leave one of the two out"
             )
 
 

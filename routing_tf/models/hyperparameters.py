@@ -3,34 +3,22 @@
 import dataclasses
 
 from routing_tf.files.misspelt import did_you_mean
-from routing_tf.layers.support.validation import check_choice
-from routing_tf.models.compatibility import EXACT
-from routing_tf.models.compatibility import LEVELS
-from routing_tf.models.head_configs import AttentionConfig
-from routing_tf.models.head_configs import LocalHeadsConfig
-from routing_tf.models.head_configs import RoutedHeadsConfig
 from routing_tf.models.hyperparameter_checks import HEADS
 from routing_tf.models.hyperparameter_checks import check
-from routing_tf.models.image_config import ImageConfig
-from routing_tf.models.model_config import ModelConfig
 from routing_tf.models.pattern_checks import check_same_name
 from routing_tf.models.routed_heads import as_configs
-from routing_tf.models.training_config import TrainingConfig
-from routing_tf.settings import ranges
+from routing_tf.settings import hyperparameters as settings
+from routing_tf.settings.declared import make_dataclass
+from routing_tf.settings.ranges import EXACT
 
 # Patterns that the release does not have, so they have no flaws.
 SOUND_ROUTINGS = ("random", "full")
+for _cls in settings.CLASSES:
+    make_dataclass(_cls)
 
 
 @dataclasses.dataclass(frozen=True)
-class Hyperparameters(
-    TrainingConfig,
-    RoutedHeadsConfig,
-    LocalHeadsConfig,
-    AttentionConfig,
-    ImageConfig,
-    ModelConfig,
-):
+class Hyperparameters(*reversed(settings.CLASSES)):
     """Settings of a model, and of how it is trained.
 
     These are all fields of `ModelConfig`, `ImageConfig`, `AttentionConfig`,
@@ -59,7 +47,6 @@ class Hyperparameters(
     """
 
     def __post_init__(self):
-        check_choice("compatibility", self.compatibility, LEVELS)
         heads = self.routed_heads
         if isinstance(heads, str):
             check_same_name(heads, self.routing)
@@ -161,7 +148,7 @@ class Hyperparameters(
 
 def field_names():
     """Returns the names of all hyperparameters."""
-    return [field.name for field in dataclasses.fields(Hyperparameters)]
+    return list(settings.HYPERPARAMETERS)
 
 
 def parse_overrides(text):
@@ -184,5 +171,5 @@ def parse_overrides(text):
                 f"{did_you_mean(name, fields)} Valid names are: "
                 f"{', '.join(sorted(fields))}"
             )
-        overrides[name] = ranges.read(name, value)
+        overrides[name] = settings.read(name, value)
     return overrides

@@ -14,6 +14,7 @@ from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import bridge
+from routing_tf.models import initializers
 from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.preset_backbone import PresetBackbone
@@ -86,9 +87,9 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             h.hidden_dim,
             block_shape=block_shape,
             position_embeddings=h.position_embeddings,
-            embeddings_initializer=stack.embeddings_initializer(h, h.hidden_dim),
+            embeddings_initializer=initializers.of_embeddings(h, h.hidden_dim),
             coordinate_embeddings=h.coordinate_embeddings,
-            position_initializer=stack.embeddings_initializer(
+            position_initializer=initializers.of_embeddings(
                 h, h.hidden_dim, num_summed=len(self.image_shape)
             ),
             name="embedding",
@@ -99,7 +100,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             self.class_embedding = layers.TokenEmbedding(
                 h.num_classes,
                 h.hidden_dim,
-                embeddings_initializer=stack.embeddings_initializer(h, h.hidden_dim),
+                embeddings_initializer=initializers.of_embeddings(h, h.hidden_dim),
                 name="class_embedding",
                 dtype=policy,
             )
@@ -112,7 +113,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         self.final_norm = final_norm(h, "final_norm", policy)
         self.logits_dense = keras.layers.Dense(
             h.vocabulary_size,
-            kernel_initializer=stack.logits_initializer(h),
+            kernel_initializer=initializers.of_logits(h),
             name="logits",
             dtype=policy,
         )

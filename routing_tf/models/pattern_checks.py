@@ -1,6 +1,6 @@
 """Checks of patterns against the other hyperparameters."""
 
-from routing_tf.layers.support.validation import check_choice
+from routing_tf.files.misspelt import did_you_mean
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import patterns
 from routing_tf.models import routed_heads
@@ -27,8 +27,17 @@ def check_names(h):
 
 def check_name(field, name):
     """Raises a `ValueError` if the name in a field stands for no heads."""
-    if name not in patterns.OWN and patterns.find(name) is None:
-        check_choice(field, name, (*patterns.OWN, *patterns.all_patterns()))
+    if name not in patterns.OWN:
+        check_registered(field, name, (*patterns.OWN, *patterns.all_patterns()))
+
+
+def check_registered(field, name, names):
+    """Raises a `ValueError` if a name is not among all that there are."""
+    if name not in names:
+        raise ValueError(
+            f"`{field}` must be one of {', '.join(map(repr, names))}. Received: "
+            f"{field}={name!r}.{did_you_mean(name, filter(None, names))}"
+        )
 
 
 def check_same_name(routed_heads, routing):

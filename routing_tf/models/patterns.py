@@ -9,10 +9,10 @@ import importlib
 
 import keras
 
-from routing_tf.layers.heads.routed import ROUTINGS
+from routing_tf.settings.ranges import PATTERN
 
 #: What `routing` can be without a pattern that is registered.
-OWN = (*ROUTINGS, "expert_threshold", "hashed", "random", "full")
+OWN = tuple(PATTERN.words.values())
 # Those in which each token attends to the last members of clusters up to itself.
 CAUSAL = ("token_choice", "expert_threshold")
 _REGISTERED = {}

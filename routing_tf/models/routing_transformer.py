@@ -9,6 +9,7 @@ from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.segments import offsets_behind
 from routing_tf.layers.support.validation import is_integer
 from routing_tf.layers.support.validation import known_index
+from routing_tf.models import initializers
 from routing_tf.models import packed_documents
 from routing_tf.models import stack
 from routing_tf.models.packed_documents import without_segment_ids
@@ -262,7 +263,7 @@ def _embedding_layers(hyperparameters, policy):
         layers.TokenEmbedding(
             h.vocabulary_size,
             h.embedding_dim or h.hidden_dim,
-            embeddings_initializer=stack.embeddings_initializer(
+            embeddings_initializer=initializers.of_embeddings(
                 h, h.embedding_dim or h.hidden_dim
             ),
             scale=h.scale_embeddings,
@@ -276,7 +277,7 @@ def _embedding_layers(hyperparameters, policy):
         made.append(
             keras.layers.Dense(
                 h.hidden_dim,
-                kernel_initializer=stack.initializer(h),
+                kernel_initializer=initializers.of_kernels(h),
                 name="embedding_projection",
                 dtype=policy,
             )
@@ -293,7 +294,7 @@ def _embedding_layers(hyperparameters, policy):
         made.append(
             layers.GridEmbedding(
                 grid_shape,
-                stack.embeddings_initializer(h, h.hidden_dim, len(grid_shape)),
+                initializers.of_embeddings(h, h.hidden_dim, len(grid_shape)),
                 restart=h.restart_positions,
                 name="grid_embedding",
                 dtype=policy,

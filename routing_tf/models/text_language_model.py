@@ -10,8 +10,8 @@ from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import is_integer
 from routing_tf.models import bridge
+from routing_tf.models import initializers
 from routing_tf.models import preprocessing
-from routing_tf.models import stack
 from routing_tf.models import steps
 from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import way_of
@@ -46,10 +46,10 @@ class TextLanguageModel(ChecksSegmentIds, Exportable):
         self.output_projection = None
         if h.embedding_dim not in (None, h.hidden_dim):
             self.output_projection = _dense(
-                stack.initializer(h), h.embedding_dim, "output", policies
+                initializers.of_kernels(h), h.embedding_dim, "output", policies
             )
         self.logits_dense = _dense(
-            stack.logits_initializer(h), h.vocabulary_size, "logits", policies
+            initializers.of_logits(h), h.vocabulary_size, "logits", policies
         )
         # === Functional model ===
         logits = self.logits_of(backbone(backbone.input))

@@ -8,6 +8,8 @@ from keras import ops
 from routing_tf.layers.support.keras_internals import index_of
 from routing_tf.layers.support.validation import check_choice
 
+__all__ = ["Adafactor"]
+
 DECAY_TYPES = ("pow", "adam")
 
 
@@ -218,3 +220,10 @@ def _densify(gradient):
         return gradient
     total = tf.convert_to_tensor(tf.cast(gradient, tf.float32))
     return tf.cast(total, gradient.dtype)
+
+
+def _make(hyperparameters, schedule, clip):
+    return Adafactor(schedule, global_clipnorm=clip)
+
+
+OPTIMIZERS = {"adafactor": _make}

@@ -2,6 +2,8 @@
 
 import keras
 
+__all__ = ["AdamW"]
+
 # Parts of the names of weights that do not decay.
 NOT_DECAYED = ("bias", "gamma", "beta", "_scale", "sigma", "alpha_scores")
 
@@ -34,3 +36,25 @@ class AdamW(keras.optimizers.AdamW):
         super().__init__(*args, **kwargs)
         # Set here, because the config of an optimizer does not include it.
         self.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
+
+
+def _settings(hyperparameters, clip):
+    h = hyperparameters
+    return {
+        "beta_1": h.adam_beta_1,
+        "beta_2": h.adam_beta_2,
+        "epsilon": h.adam_epsilon,
+        "global_clipnorm": clip,
+    }
+
+
+def _make_adam(hyperparameters, schedule, clip):
+    return keras.optimizers.Adam(schedule, **_settings(hyperparameters, clip))
+
+
+def _make_adamw(hyperparameters, schedule, clip):
+    decay = hyperparameters.weight_decay
+    return AdamW(schedule, weight_decay=decay, **_settings(hyperparameters, clip))
+
+
+OPTIMIZERS = {"adam": _make_adam, "adamw": _make_adamw}

@@ -4,6 +4,8 @@ import keras
 
 from routing_tf.optimizers.adamw import NOT_DECAYED
 
+__all__ = ["Muon"]
+
 # Everything except kernels, and the kernel of the logits.
 _NOT_MATRICES = (r"^(?!.*kernel$)", r"logits")
 
@@ -62,3 +64,18 @@ class Muon(keras.optimizers.Muon):
         )
         # Set here, because the config of an optimizer does not include it.
         self.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
+
+
+def _make(hyperparameters, schedule, clip):
+    h = hyperparameters
+    return Muon(
+        schedule,
+        weight_decay=h.weight_decay or None,
+        adam_beta_1=h.adam_beta_1,
+        adam_beta_2=h.adam_beta_2,
+        epsilon=h.adam_epsilon,
+        global_clipnorm=clip,
+    )
+
+
+OPTIMIZERS = {"muon": _make}

@@ -7,6 +7,8 @@ from keras import ops
 
 from routing_tf.layers.support.validation import check_positive_integer
 
+__all__ = ["FactorSchedule", "NoamSchedule"]
+
 
 def _linear_warmup(schedule, step):
     return ops.minimum(step / schedule.warmup_steps, 1.0)

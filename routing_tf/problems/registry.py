@@ -109,7 +109,7 @@ def get_class(name):
             names first.
     """
     if name not in _PROBLEMS:
-        listing = "\n".join(f"  {known}: {_summary(known)}" for known in names())
+        listing = "\n".join(f"  {known}: {summary(known)}" for known in names())
         raise ValueError(
             f"`name` must be a registered problem. Received: name={name!r}."
             f"{did_you_mean(name, names())} Registered problems:\n{listing}"
@@ -159,7 +159,7 @@ def _identity(problem_class):
     return f"{problem_class.__module__}.{problem_class.__qualname__}"
 
 
-def _summary(name):
-    """The first line of the docstring of a problem."""
+def summary(name):
+    """Returns the first line of the docstring of a problem."""
     lines = (inspect.getdoc(_PROBLEMS[name]) or "").splitlines()
     return lines[0] if lines else "(no description)"

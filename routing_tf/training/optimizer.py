@@ -37,7 +37,7 @@ def make_schedule(hyperparameters, train_steps=None):
 def make_optimizer(hyperparameters, train_steps=None):
     """Makes the optimizer that the hyperparameters describe.
 
-    Only AdamW and Muon include weight decay: for all others see `add_weight_decay`.
+    Without a weight decay of its own, as AdamW and Muon have, see `add_weight_decay`.
 
     Args:
         hyperparameters: `Hyperparameters`.
@@ -49,18 +49,7 @@ def make_optimizer(hyperparameters, train_steps=None):
     h = hyperparameters
     schedule = make_schedule(h, train_steps)
     clip = h.gradient_clip_norm if h.gradient_clip_norm > 0 else None
-    if h.optimizer == "adafactor":
-        return optimizers.Adafactor(schedule, global_clipnorm=clip)
-    settings = {"epsilon": h.adam_epsilon, "global_clipnorm": clip}
-    if h.optimizer == "muon":
-        settings |= {"adam_beta_1": h.adam_beta_1, "adam_beta_2": h.adam_beta_2}
-        return optimizers.Muon(
-            schedule, weight_decay=h.weight_decay or None, **settings
-        )
-    settings |= {"beta_1": h.adam_beta_1, "beta_2": h.adam_beta_2}
-    if h.optimizer == "adam":
-        return keras.optimizers.Adam(schedule, **settings)
-    return optimizers.AdamW(schedule, weight_decay=h.weight_decay, **settings)
+    return optimizers.OPTIMIZERS[h.optimizer](h, schedule, clip)
 
 
 def add_weight_decay(lm, rate):
@@ -92,11 +81,11 @@ def compile_for_training(lm, hyperparameters=None, jit_compile="auto", seed=None
     """
     if hyperparameters is None:
         hyperparameters = lm.hyperparameters
-    in_loss = hyperparameters.optimizer not in ("adamw", "muon")
-    add_weight_decay(lm, hyperparameters.weight_decay if in_loss else 0.0)
     # Images have another sampler.
     sampler = {"sampler": keras_hub.samplers.TopPSampler(p=0.9, seed=seed)}
     optimizer = make_optimizer(hyperparameters)
+    in_loss = not optimizer.weight_decay
+    add_weight_decay(lm, hyperparameters.weight_decay if in_loss else 0.0)
     if lm.logits_dense.dtype_policy.name == "mixed_float16":
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
     lm.compile(

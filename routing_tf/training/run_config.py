@@ -13,6 +13,7 @@ from routing_tf.files.atomic import write_whole
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models.build import POLICIES
+from routing_tf.settings.hyperparameters import HYPERPARAMETERS
 from routing_tf.tokenizers import subword_tokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training.run_folder import PREPROCESSOR
@@ -22,11 +23,12 @@ from routing_tf.training.run_folder import PREPROCESSOR
 FREE_TO_CHANGE = {
     "data_dir",
     "hparams_set",
-    "hyperparameters.train_steps",
-    "hyperparameters.remat",
-    "hyperparameters.remat_attention",
-    "hyperparameters.remat_feed_forward",
     "accumulation_steps",
+    *(
+        f"hyperparameters.{name}"
+        for name, own in HYPERPARAMETERS.items()
+        if own.may_change
+    ),
 }
 # Fields that show that the data has changed.
 OF_DATA = ("num_tokens.", "checksums.")

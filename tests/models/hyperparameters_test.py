@@ -100,15 +100,6 @@ def test_integers_serve_as_floats():
     assert json.dumps(h.to_dict()) == json.dumps(same.to_dict())
 
 
-def test_every_field_is_documented_once():
-    documented = [
-        name
-        for cls in reversed(Hyperparameters.__bases__)
-        for name in re.findall(r"^ {4}    (\w+): ", cls.__doc__, re.M)
-    ]
-    assert documented == hyperparameters.field_names()
-
-
 def test_replace_names_unknown_fields_and_the_valid_ones():
     with pytest.raises(ValueError) as error:
         Hyperparameters().replace(num_layer=3, hidden_dim=64, depth=1)

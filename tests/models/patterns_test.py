@@ -279,3 +279,13 @@ def test_sliding_windows_have_no_entmax():
     changes = {"num_factorized_heads": 2, "num_routed_heads": 0}
     with pytest.raises(ValueError, match="must be None with `factorized_pattern"):
         small_models.hyperparameters(entmax_alpha=1.5, **changes)
+
+
+def test_centroids_of_a_pattern_move_as_hyperparameters_say():
+    changes = {"balance_rate": 0.25, "exploring_queries": 2, "share_query_key": False}
+    h = small_models.hyperparameters(routing="multipole", **changes)
+    group = stack.decoder_block(h, 0, None).attention.head_groups[0]
+    assert (group.clustering.balance_rate, group.exploring_queries) == (0.25, 2)
+    assert not group.share_query_key
+    with pytest.raises(ValueError, match="Pass `share_query_key=False`"):
+        h.replace(share_query_key=True, num_key_value_heads=2)

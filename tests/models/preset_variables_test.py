@@ -11,7 +11,7 @@ import pathlib
 import pytest
 
 from routing_tf import models
-from routing_tf.models.release import hparams_sets
+from routing_tf.settings.release_sets import RELEASE_SETS
 from tests import golden_cases
 from tests.models import small_models
 from tools import preset_table
@@ -50,7 +50,7 @@ def test_variables_at_full_size(name):
     assert preset_table.variables(name) == TABLE[name]
 
 
-@pytest.mark.parametrize("name", hparams_sets.RELEASE_SETS)
+@pytest.mark.parametrize("name", RELEASE_SETS)
 def test_each_variable_has_a_name_of_the_release(name):
     for kind in ("weights", "state"):
         keras, release = shapes(name, "keras", kind), shapes(name, "release", kind)

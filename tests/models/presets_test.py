@@ -13,8 +13,8 @@ import pytest
 
 from routing_tf import models
 from routing_tf.models.release import conversion
-from routing_tf.models.release import hparams_sets
 from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.settings.release_sets import RELEASE_SETS
 
 ON_JAX = keras.backend.backend() == "jax"
 OWN = ["python_small", "digits_small", "images_small", "pairs_small", "byte_tiny"]
@@ -52,7 +52,7 @@ def of_start(table, name):
 
 
 def test_names():
-    assert models.preset_names() == [*OWN, *PAPER, *hparams_sets.RELEASE_SETS]
+    assert models.preset_names() == [*OWN, *PAPER, *RELEASE_SETS]
     for name in models.preset_names():
         assert models.preset_description(name).endswith(".")
 
@@ -72,7 +72,7 @@ def test_names_of_a_kind(kind):
         }
 
 
-@pytest.mark.parametrize("name", hparams_sets.RELEASE_SETS)
+@pytest.mark.parametrize("name", RELEASE_SETS)
 def test_training_of_the_release(name):
     h = models.preset_hyperparameters(name)
     dropout = (
@@ -98,7 +98,7 @@ def test_training_of_the_release(name):
         assert h.learning_rate_schedule == "constant*rsqrt_normalized_decay"
 
 
-@pytest.mark.parametrize("name", hparams_sets.RELEASE_SETS)
+@pytest.mark.parametrize("name", RELEASE_SETS)
 def test_what_sets_of_the_release_share(name):
     h = models.preset_hyperparameters(name)
     assert h.norm_position == "post"
@@ -114,9 +114,9 @@ def test_what_sets_of_the_release_share(name):
     assert h.local_flange_blocks == (0 if name.endswith("_full") else 1)
 
 
-@pytest.mark.parametrize("name", hparams_sets.RELEASE_SETS)
+@pytest.mark.parametrize("name", RELEASE_SETS)
 def test_flaws_of_the_release_come_only_on_request(name):
-    hparams = hparams_sets.RELEASE_SETS[name][1]
+    hparams = RELEASE_SETS[name][1]
     sound = models.preset_hyperparameters(name)
     assert sound.compatibility is None
     assert sound.truncate_length is None

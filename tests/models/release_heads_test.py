@@ -3,8 +3,8 @@
 import pytest
 
 from routing_tf import layers
-from routing_tf.models import compatibility
 from routing_tf.models.release import heads
+from routing_tf.settings.ranges import COMPATIBILITY
 from tests.layers import helpers
 
 EXACT = {
@@ -54,7 +54,7 @@ def test_knows_no_exploring_queries(kind):
 
 
 def test_kinds_that_the_release_does_not_have_are_sound():
-    for level in compatibility.LEVELS:
+    for level in COMPATIBILITY.words.values():
         for cls in (layers.FullHeads, layers.FixedHeads, layers.RandomHeads):
             assert heads.class_at(level, cls) == (cls, {})
     sound = layers.RoutedHeads

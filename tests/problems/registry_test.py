@@ -3,9 +3,9 @@ import pytest
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf.cli import known_names
 from routing_tf.files.splits import SPLITS
 from routing_tf.problems import registry
+from routing_tf.settings import registries
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ OF_FILES = ("text_files", "parallel_files", "image_folder")
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in known_names.PROBLEMS if name not in OF_FILES]
+    "name", [name for name in registries.problems() if name not in OF_FILES]
 )
 def test_default_hyperparameters_fit(name, tmp_path):
     problem_class = problems.get_class(name)

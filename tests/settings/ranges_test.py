@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 
 from routing_tf.layers.attention.mixed_attention import REMATS
+from routing_tf.layers.blocks.feed_forward import ACTIVATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
+from routing_tf.layers.heads.routed import ROUTINGS
 from routing_tf.layers.routing.clustering import CENTROID_INITIALIZATIONS
 from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
 from routing_tf.models import Hyperparameters
-from routing_tf.models import hyperparameters
 from routing_tf.optimizers.schedules import FACTORS
+from routing_tf.settings import hyperparameters as settings
 from routing_tf.settings import ranges
+from routing_tf.settings.hyperparameters import HYPERPARAMETERS
 
 INSIDE = Hyperparameters()
-NAMES = [name for name in hyperparameters.field_names() if name != "compatibility"]
 # No range has one of these.
 NOWHERE = (math.nan, math.inf, -math.inf, 1e39, -1, -0.5, "", "word ", [], b"1")
 
@@ -29,30 +31,27 @@ def refusal(name, value):
 
 def refusal_of_text(name, text):
     with pytest.raises(ValueError) as error:
-        ranges.read(name, text, " in `--hparams`")
+        settings.read(name, text, " in `--hparams`")
     return str(error.value)
 
 
-def test_all_have_one():
-    assert sorted(ranges.RANGES) == sorted(NAMES)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "routed_heads"])
+@pytest.mark.parametrize("name", [n for n in HYPERPARAMETERS if n != "routed_heads"])
 def test_no_value_outside_gets_through(name):
     for value in NOWHERE:
         assert refusal(name, value).startswith(f"`{name}` must be "), value
-        if isinstance(value, float) and ranges.RANGES[name].kind is not str:
-            told = f"`{name}` in `--hparams` must be {ranges.RANGES[name].rule}. "
+        own = HYPERPARAMETERS[name].values
+        if isinstance(value, float) and own.kind is not str:
+            told = f"`{name}` in `--hparams` must be {own.rule}. "
             assert refusal_of_text(name, str(value)).startswith(told)
 
 
 def test_defaults_and_all_words_are_inside():
-    for name, own in ranges.RANGES.items():
-        default = getattr(INSIDE, name)
-        for value in (default, *own.words.values()):
-            assert ranges.check(name, value) == value
-        for word, value in own.words.items():
-            assert ranges.read(name, word) == value
+    for name, own in HYPERPARAMETERS.items():
+        for value in (own.default, *own.values.words.values()):
+            assert settings.check(name, value) == value
+        for word, value in own.values.words.items():
+            if word is not None:  # of one that command lines do not have
+                assert settings.read(name, word) == value
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_defaults_and_all_words_are_inside():
 def test_ends_of_ranges(name, values):
     for value in values:
         assert refusal(name, value).startswith(
-            f"`{name}` must be {ranges.RANGES[name].rule}"
+            f"`{name}` must be {HYPERPARAMETERS[name].values.rule}"
         )
         assert refusal_of_text(name, str(value))
 
@@ -104,6 +103,8 @@ def test_hints():
 
 def test_choices_are_those_of_layers():
     own = {
+        "routing": (*ROUTINGS, "expert_threshold", "hashed", "random", "full"),
+        "feed_forward": (*ACTIVATIONS, "none"),
         "remat_attention": REMATS,
         "query_cluster": QUERY_CLUSTERS,
         "routing_scope": ROUTING_SCOPES,
@@ -111,5 +112,5 @@ def test_choices_are_those_of_layers():
         "attention_implementation": IMPLEMENTATIONS,
     }
     for name, choices in own.items():
-        assert set(ranges.RANGES[name].words.values()) == set(choices)
+        assert set(HYPERPARAMETERS[name].values.words.values()) == set(choices)
     assert tuple(FACTORS) == ranges.SCHEDULE_FACTORS

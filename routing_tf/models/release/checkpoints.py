@@ -16,7 +16,7 @@ from routing_tf.models.release import variable_names
 from routing_tf.models.release.checkpoint_file import ReleaseCheckpoint
 from routing_tf.models.release.conversion import hyperparameters_from_release
 from routing_tf.models.release.conversion import read_hparams
-from routing_tf.models.release.hparams_sets import RELEASE_SETS
+from routing_tf.settings.release_sets import RELEASE_SETS
 from routing_tf.tokenizers import SubwordTokenizer
 
 

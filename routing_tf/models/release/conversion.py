@@ -3,9 +3,9 @@
 from routing_tf.files import safe_loading
 from routing_tf.layers.support.validation import is_integer
 from routing_tf.models.hyperparameters import Hyperparameters
-from routing_tf.models.release.hparams_sets import _BASE
-from routing_tf.models.release.hparams_sets import _IMAGE_BASE
 from routing_tf.models.release.variable_names import HEAD_SCOPES
+from routing_tf.settings.release_sets import BASE
+from routing_tf.settings.release_sets import IMAGE_BASE
 
 _HEADS = tuple(f"{kind}_num_heads" for kind in HEAD_SCOPES)
 # The release's step letters of a sublayer's input and output -> `norm_position`.
@@ -53,7 +53,7 @@ def _read_file(hparams):
 
 def _check_numbers(hparams):
     """Refuses other values where the release has whole numbers, or a list of them."""
-    usual = {**_IMAGE_BASE, **_BASE}
+    usual = {**IMAGE_BASE, **BASE}
     for name, value in hparams.items():
         is_list = isinstance(usual.get(name), tuple)
         if not is_list and not is_integer(usual.get(name)):
@@ -80,7 +80,7 @@ def hyperparameters_from_release(hparams, faithful=False, **fields):
     `num_classes`.
     """
     is_image = "frame_height" in hparams
-    hparams = {**(_IMAGE_BASE if is_image else _BASE), **hparams}
+    hparams = {**(IMAGE_BASE if is_image else BASE), **hparams}
     _refuse_unsupported(hparams)
     trains = _training_is_supported(hparams)
     if not trains and not faithful:

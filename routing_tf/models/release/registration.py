@@ -4,11 +4,9 @@ from routing_tf.models import bridge
 from routing_tf.models.release import checkpoints
 from routing_tf.models.release import conversion
 from routing_tf.models.release import heads
-from routing_tf.models.release import hparams_sets
 
 bridge.register(
     bridge.Bridge(
-        sets=hparams_sets.RELEASE_SETS,
         hyperparameters_of=conversion.hyperparameters_from_release,
         class_at=heads.class_at,
         cluster_strided_settings=heads.CLUSTER_STRIDED_SETTINGS,

@@ -8,16 +8,6 @@ from routing_tf.problems.seq2seq import PAIRS_AT_ONCE
 from routing_tf.problems.seq2seq import Seq2SeqProblem
 from routing_tf.problems.sources import TfdsSource
 
-LANGUAGES = {
-    "de": "German",
-    "en": "English",
-    "fi": "Finnish",
-    "fr": "French",
-    "ro": "Romanian",
-}
-# The year of each task, and the languages in its name in tensorflow-datasets.
-TASKS = (("wmt14", "de-en"), ("wmt14", "fr-en"), ("wmt16", "ro-en"), ("wmt17", "fi-en"))
-
 
 class WmtProblem(Seq2SeqProblem):
     """Translation of the news of a year of WMT, as documents.
@@ -145,21 +135,65 @@ class _Corpora(TfdsSource):
         return None if self.in_order else super().num_examples(split)
 
 
-def _register(year, pair, source, target):
-    """Registers the problem of a year, such as `translate_ende_wmt14`."""
-    title = f"{LANGUAGES[source]} to {LANGUAGES[target]}: the news of "
-    attributes = {
-        "__doc__": f"{title}{year[:3].upper()} 20{year[3:]}, as documents.",
-        "__module__": __name__,
-        "builder": f"{year}_translate/{pair}",
-        "languages": (source, target),
-    }
-    name = f"translate_{source}{target}_{year}"
-    class_name = name.title().replace("_", "")
-    register(name)(type(class_name, (WmtProblem,), attributes))
+@register("translate_deen_wmt14")
+class TranslateDeenWmt14(WmtProblem):
+    """German to English: the news of WMT 2014, as documents."""
+
+    builder = "wmt14_translate/de-en"
+    languages = ("de", "en")
 
 
-for _year, _pair in TASKS:
-    _first, _second = _pair.split("-")
-    _register(_year, _pair, _first, _second)
-    _register(_year, _pair, _second, _first)
+@register("translate_ende_wmt14")
+class TranslateEndeWmt14(WmtProblem):
+    """English to German: the news of WMT 2014, as documents."""
+
+    builder = "wmt14_translate/de-en"
+    languages = ("en", "de")
+
+
+@register("translate_fren_wmt14")
+class TranslateFrenWmt14(WmtProblem):
+    """French to English: the news of WMT 2014, as documents."""
+
+    builder = "wmt14_translate/fr-en"
+    languages = ("fr", "en")
+
+
+@register("translate_enfr_wmt14")
+class TranslateEnfrWmt14(WmtProblem):
+    """English to French: the news of WMT 2014, as documents."""
+
+    builder = "wmt14_translate/fr-en"
+    languages = ("en", "fr")
+
+
+@register("translate_roen_wmt16")
+class TranslateRoenWmt16(WmtProblem):
+    """Romanian to English: the news of WMT 2016, as documents."""
+
+    builder = "wmt16_translate/ro-en"
+    languages = ("ro", "en")
+
+
+@register("translate_enro_wmt16")
+class TranslateEnroWmt16(WmtProblem):
+    """English to Romanian: the news of WMT 2016, as documents."""
+
+    builder = "wmt16_translate/ro-en"
+    languages = ("en", "ro")
+
+
+@register("translate_fien_wmt17")
+class TranslateFienWmt17(WmtProblem):
+    """Finnish to English: the news of WMT 2017, as documents."""
+
+    builder = "wmt17_translate/fi-en"
+    languages = ("fi", "en")
+
+
+@register("translate_enfi_wmt17")
+class TranslateEnfiWmt17(WmtProblem):
+    """English to Finnish: the news of WMT 2017, as documents."""
+
+    builder = "wmt17_translate/fi-en"
+    languages = ("en", "fi")

@@ -23,6 +23,9 @@ class Pattern:
         of_encoders: whether it has a form without a causal mask. Defaults to True.
         shares_query_key: whether its queries are its keys. Defaults to False.
         is_clustered: whether its heads are `ClusteredHeads`. Defaults to False.
+        has_centroids: whether its heads are `ClusteredHeads` with arguments of
+            `Clustering`; models pass on what hyperparameters say of centroids, shared
+            queries and keys, and exploring. Defaults to False.
         refuses: tuple of the arguments that its heads refuse among `dropout`,
             `entmax_alpha`, `key_shift` and `rotary_positions`, for an early message.
             Defaults to none.
@@ -38,6 +41,7 @@ class Pattern:
     of_encoders: bool = True
     shares_query_key: bool = False
     is_clustered: bool = False
+    has_centroids: bool = False
     refuses: tuple = ()
     min_heads: int = 1
 

@@ -2,7 +2,7 @@
 
 # Hyperparameters of the release, by its names, except those that concern neither the
 # model nor its training.
-_BASE = {
+BASE = {
     "max_length": 4096,
     "max_target_length": 4096,
     "batch_size": 4096,
@@ -81,7 +81,7 @@ def _blocks(*lengths):
 
 
 _ENWIK8_8K = {
-    **_BASE,
+    **BASE,
     **_length(8192),
     **_blocks(256),
     "hidden_size": 1024,
@@ -104,7 +104,7 @@ _ENWIK8_CLUSTER = {
     "relu_dropout": 0.0,
 }
 _WIKITEXT103_4K = {
-    **_BASE,
+    **BASE,
     "hidden_size": 1024,
     "embedding_dims": 256,
     "filter_size": 3072,
@@ -146,7 +146,7 @@ _PG19_CLUSTER_8K = {
     "weight_decay": 0.0,
 }
 _MEENA = {
-    **_BASE,
+    **BASE,
     **_length(2048),
     "max_target_length": 512,
     "hidden_size": 1024,
@@ -201,8 +201,8 @@ _TRANSLATE = {
 
 
 # There, the problem gives the number of channels.
-_IMAGE_BASE = {
-    **_BASE,
+IMAGE_BASE = {
+    **BASE,
     "batch_size": 1,
     "frame_height": 32,
     "frame_width": 32,
@@ -223,7 +223,7 @@ _IMAGE_BASE = {
     "cache_padding_bias": True,
 }
 _MNIST = {
-    **_IMAGE_BASE,
+    **IMAGE_BASE,
     "frame_height": 28,
     "frame_width": 28,
     "num_channels": 1,
@@ -235,7 +235,7 @@ _MNIST = {
 }
 _MNIST_CLUSTER = {**_MNIST, **_heads(local=2, routed=2, clusters=7, window=112)}
 _CIFAR10 = {
-    **_IMAGE_BASE,
+    **IMAGE_BASE,
     "hidden_size": 1024,
     "filter_size": 2048,
     "layer_prepostprocess_dropout": 0.3,
@@ -265,7 +265,7 @@ def _translate(length):
 RELEASE_SETS = {
     "sparse_transformer_local": (
         "The release's base set: local heads only, 24 layers, length 4096.",
-        _BASE,
+        BASE,
     ),
     "enwik8_local8k": ("Local heads on bytes, 22 layers, length 8192.", _ENWIK8_8K),
     "enwik8_local_cluster8k": (
@@ -388,11 +388,11 @@ RELEASE_SETS = {
     ),
     "sparse_imagetransformer_base": (
         "The release's base set of images: local heads, 12 layers, 32 x 32 x 3.",
-        _IMAGE_BASE,
+        IMAGE_BASE,
     ),
     "sparse_imagetransformer_local2d": (
         "Local heads in blocks of 16 x 16 pixels, 12 layers, 32 x 32 x 3.",
-        {**_IMAGE_BASE, **_blocks(16, 48), "memory_query_shape": (16, 48)},
+        {**IMAGE_BASE, **_blocks(16, 48), "memory_query_shape": (16, 48)},
     ),
     "mnist_local1d": ("Local heads, 12 layers, 28 x 28.", _MNIST),
     "mnist_full": (

@@ -7,8 +7,6 @@ paper's first choice and that of OpenAI's later code (`distribution_augmentation
 code also has the stride of CIFAR-10, one row of an image.
 """
 
-from routing_tf.models.hyperparameters import Hyperparameters
-
 _SHARED = {
     "num_local_heads": 0,
     "num_routed_heads": 0,
@@ -34,7 +32,7 @@ _SHARED = {
 SPARSE_TRANSFORMER_SETS = {
     "sparse_transformer_cifar10": (
         "Sparse Transformer of Child et al.: strided, CIFAR-10, 59 million weights.",
-        Hyperparameters(
+        dict(
             **_SHARED,
             vocabulary_size=256,
             max_sequence_length=32 * 32 * 3,
@@ -57,7 +55,7 @@ SPARSE_TRANSFORMER_SETS = {
     ),
     "sparse_transformer_enwik8": (
         "Sparse Transformer of Child et al.: fixed, enwik8, 95 million weights.",
-        Hyperparameters(
+        dict(
             **_SHARED,
             vocabulary_size=258,
             max_sequence_length=12288,
@@ -80,7 +78,7 @@ SPARSE_TRANSFORMER_SETS = {
     "sparse_transformer_imagenet64": (
         "Sparse Transformer of Child et al.: strided, ImageNet 64 x 64, 152 million "
         "weights.",
-        Hyperparameters(
+        dict(
             **_SHARED,
             vocabulary_size=256,
             max_sequence_length=64 * 64 * 3,

@@ -28,6 +28,7 @@ def sparsify(
     attention_window=256,
     num_clusters=64,
     clusters_per_query=4,
+    members_per_cluster=None,
     keep_full="auto",
     heads=None,
     frozen=True,
@@ -59,6 +60,9 @@ def sparsify(
             256.
         num_clusters: number of clusters of each key head. Defaults to 64.
         clusters_per_query: number of clusters that a query reads. Defaults to 4.
+        members_per_cluster: number of members that a query sees of one cluster, at
+            most. None (the default) for half of `attention_window`, and all of it where
+            one cluster is read.
         keep_full: indices of the layers that stay as they are; `"auto"` (the default)
             for those whose outputs would suffer most, at most a tenth of the layers.
         heads: a head group of this package, of which each layer gets one like it; or a
@@ -114,6 +118,7 @@ def sparsify(
         attention_window=attention_window,
         num_clusters=num_clusters,
         clusters_per_query=clusters_per_query,
+        members_per_cluster=members_per_cluster,
         **kwargs,
     )
     for slot in slots:
@@ -181,6 +186,10 @@ def _staying(slots, keep_full):
 def _multipole_heads(slots, **arguments):
     """Returns a function from the index of a layer to `MultipoleHeads`."""
     num_heads = {slot.index: slot.adapter.num_heads for slot in slots}
+    if arguments["members_per_cluster"] is None:
+        window, number = arguments["attention_window"], arguments["clusters_per_query"]
+        # Where few clusters hold what matters, an equal share hides most of it.
+        arguments["members_per_cluster"] = window if number == 1 else -(-window // 2)
     return lambda index: layers.MultipoleHeads(num_heads[index], **arguments)
 
 

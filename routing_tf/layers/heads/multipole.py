@@ -60,8 +60,8 @@ class MultipoleHeads(ClusteredHeads):
       stop being near in blocks.
     - A pair that is no longer near is in the cluster of its key. The mass of a cluster
       is the number of its pairs times the exponential of their mean logit. A query
-      reads the last `attention_window // clusters_per_query` pairs of each of the
-      `clusters_per_query` clusters of the greatest mass.
+      reads the last pairs of the `clusters_per_query` clusters of the greatest mass, in
+      this order: `attention_window` at most, of each at most `members_per_cluster`.
     - All other pairs of a cluster are one more entry of the softmax: their mean value,
       with the weight of their mean logit for each.
 
@@ -78,9 +78,13 @@ class MultipoleHeads(ClusteredHeads):
         num_heads: number of heads in the group.
         num_clusters: number of centroids of each head of keys.
         attention_window: number of pairs that a query reads of the clusters that it
-            chooses, in tokens, divided among them.
+            chooses, in tokens.
         clusters_per_query: number of clusters that a query reads, at most
             `num_clusters` and `attention_window`. Defaults to 4.
+        members_per_cluster: number of pairs that a query reads of one cluster, at most
+            `attention_window`. With more than an equal share, busy clusters of great
+            mass are read further back, and the last ones get what is left. None (the
+            default) for an equal share, `attention_window // clusters_per_query`.
         num_recent: number of recent pairs that are always seen. Defaults to 128.
         num_sinks: number of first pairs that are always seen. Defaults to 4.
         block_length: number of pairs that stop being near at once, at most `num_recent`
@@ -140,6 +144,7 @@ class MultipoleHeads(ClusteredHeads):
         num_clusters,
         attention_window,
         clusters_per_query=4,
+        members_per_cluster=None,
         num_recent=128,
         num_sinks=4,
         block_length=None,
@@ -158,6 +163,9 @@ class MultipoleHeads(ClusteredHeads):
         self.add_centroids(num_clusters, None, clustering)
         self.clusters_per_query = check_positive_integer(
             "clusters_per_query", clusters_per_query
+        )
+        self.members_per_cluster = check_optional_integer(
+            "members_per_cluster", members_per_cluster
         )
         self.num_recent = check_non_negative_integer("num_recent", num_recent)
         self.num_sinks = check_non_negative_integer("num_sinks", num_sinks)
@@ -183,6 +191,12 @@ class MultipoleHeads(ClusteredHeads):
                 "`clusters_per_query` must be at most `num_clusters` and "
                 f"`attention_window`. Received: clusters_per_query={number} with "
                 f"num_clusters={self.num_clusters} and "
+                f"attention_window={self.attention_window}"
+            )
+        if (self.members_per_cluster or 0) > self.attention_window:
+            raise ValueError(
+                "`members_per_cluster` must be at most `attention_window`. Received: "
+                f"members_per_cluster={self.members_per_cluster} with "
                 f"attention_window={self.attention_window}"
             )
         if self.num_recent and (self.block_length or 0) > self.num_recent:
@@ -240,11 +254,21 @@ class MultipoleHeads(ClusteredHeads):
     @property
     def cluster_window(self):
         """Number of pairs that a query reads of each chosen cluster, at most."""
-        return self.attention_window // self.clusters_per_query
+        share = self.attention_window // self.clusters_per_query
+        return self.members_per_cluster or share
 
     def num_read(self, counts):
-        """Returns how many of the pairs of chosen clusters are read, `<int32>`."""
-        return counts if self.keeps_all else ops.minimum(counts, self.cluster_window)
+        """Returns how many of the pairs of chosen clusters are read, `<int32>`.
+
+        Both are `[..., clusters_per_query]`, in the order of the choice.
+        """
+        if self.keeps_all:
+            return counts
+        most = ops.minimum(counts, self.cluster_window)
+        if self.cluster_window * self.clusters_per_query <= self.attention_window:
+            return most
+        before = ops.cumsum(most, axis=-1) - most
+        return ops.clip(self.attention_window - before, 0, most)
 
     def capped(self, logits):
         """Returns logits within the soft cap, if there is one."""

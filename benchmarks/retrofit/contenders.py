@@ -71,11 +71,17 @@ def multipole(number, keys, **kwargs):
     settings = {
         "num_clusters": 64,
         "attention_window": keys - NUM_SINKS - near,
+        "members_per_cluster": (keys - NUM_SINKS - near) // 2,
         "num_recent": near - block // 2,
         "block_length": block,
         "num_sinks": NUM_SINKS,
     }
     return layers.MultipoleHeads(number, **{**settings, **kwargs})
+
+
+def equal_shares(number, keys):
+    """The same, but each of the best clusters is read as far back as the others."""
+    return multipole(number, keys, members_per_cluster=None)
 
 
 def window(number, keys):
@@ -101,6 +107,7 @@ def blocks(number, keys):
 CONTENDERS = {
     "full attention": Contender(None),
     "multipole": Contender(multipole),
+    "multipole, equal shares": Contender(equal_shares),
     "multipole, keep_full=auto": Contender(multipole, keep_full="auto"),
     "multipole, random centroids": Contender(multipole, "random"),
     "multipole, centroids of the sequence": Contender(multipole, "sequence"),

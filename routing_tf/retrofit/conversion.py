@@ -69,7 +69,8 @@ def sparsify(
         centroids: `"calibrated"` (the default), or `"sequence"`: each sequence gets
             centroids of its own, by k-means over its keys; in `generate`, over those
             of its prompt. The latter is for inference only.
-        **kwargs: other arguments of `MultipoleHeads`.
+        **kwargs: other arguments of `MultipoleHeads`. Their `members_per_cluster` is by
+            default half of `attention_window`, or all of it where one cluster is read.
 
     Returns:
         A `Report`. Its `model` is `model` itself, changed in place, or a new model with
@@ -181,6 +182,10 @@ def _staying(slots, keep_full):
 def _multipole_heads(slots, **arguments):
     """Returns a function from the index of a layer to `MultipoleHeads`."""
     num_heads = {slot.index: slot.adapter.num_heads for slot in slots}
+    if arguments.get("members_per_cluster") is None:
+        window, number = arguments["attention_window"], arguments["clusters_per_query"]
+        # Where few clusters hold what matters, an equal share hides most of it.
+        arguments["members_per_cluster"] = window if number == 1 else -(-window // 2)
     return lambda index: layers.MultipoleHeads(num_heads[index], **arguments)
 
 

@@ -34,6 +34,9 @@ CASES = {
     "whole_clusters": functools.partial(
         kinds.APART["multipole_apart"], keeps_all=True, key_shift=1
     ),
+    "budget": functools.partial(
+        kinds.APART["multipole_apart"], attention_window=5, members_per_cluster=4
+    ),
     "far": functools.partial(
         kinds.APART["multipole_apart"], rotary_positions=True, far_distance=7
     ),
@@ -69,7 +72,7 @@ FEW += ("normalised_two_clusters_apart_shifted",)
 FEW += ("prefix_shifted", "hashed_apart", "local", "strided_shifted", "linear_shifted")
 FEW += ("synthesizer_factors", "global", "best_blocks_shifted", "native_sparse")
 FEW += ("convolution_and_window", "luna", "sinkhorn", "rotary_local_shifted")
-FEW += ("indexed", "rotary_indexed_shifted", "indexed_copies_shifted")
+FEW += ("indexed", "rotary_indexed_shifted", "indexed_copies_shifted", "budget")
 
 
 @pytest.mark.parametrize("case", kinds.some(CASES, FEW))

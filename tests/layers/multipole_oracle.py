@@ -150,10 +150,14 @@ def of_query(group, pairs, start, t, near, far, bias, clusters, head, causal, cr
         chosen.append(min(c for c, mass in masses.items() if mass >= best - tie))
         del masses[chosen[-1]]
     width = group.attention_window // group.clusters_per_query
+    width, left = group.members_per_cluster or width, group.attention_window
+    numbers = dict.fromkeys(members, 0)
+    for c in chosen:
+        size = len(members[c])
+        numbers[c] = size if group.keeps_all else min(width, left, size)
+        left -= numbers[c]
     for c, js in members.items():
-        num_read = 0
-        if c in chosen:
-            num_read = len(js) if group.keeps_all else min(width, len(js))
+        num_read = numbers[c]
         read, rest = js[len(js) - num_read :], js[: len(js) - num_read]
         entries += [(capped(far[j]) + bias[j], [j]) for j in read]
         if len(rest) and group.summaries:

@@ -155,6 +155,7 @@ MORE = {
     "MultipoleHeads": {
         **{"normalization": ("unit", 1), "far_distance": (0, 1.5, 9)},
         **{"block_length": (0, 1.5, 129), "clusters_per_query": (*SIZES, 5)},
+        "members_per_cluster": (0, 1.5, 5),
         **{"query_cluster": ("key",), "max_relative_position": (4,)},
         **dict.fromkeys(("summaries", "keeps_all", "sink_logits"), FLAGS),
     },

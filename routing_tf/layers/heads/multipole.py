@@ -61,8 +61,8 @@ class MultipoleHeads(ClusteredHeads):
       stop being near in blocks.
     - A pair that is no longer near is in the cluster of its key. The mass of a cluster
       is the number of its pairs times the exponential of their mean logit. A query
-      reads the last `attention_window // clusters_per_query` pairs of each of the
-      `clusters_per_query` clusters of the greatest mass.
+      reads the last pairs of the `clusters_per_query` clusters of the greatest mass, in
+      this order: `attention_window` at most, of each at most `members_per_cluster`.
     - All other pairs of a cluster are one more entry of the softmax: their mean value,
       with the weight of their mean logit for each.
 
@@ -79,7 +79,7 @@ class MultipoleHeads(ClusteredHeads):
         num_heads: number of heads in the group.
         num_clusters: number of centroids of each head of keys.
         attention_window: number of pairs that a query reads of the clusters that it
-            chooses, in tokens, divided among them.
+            chooses, in tokens.
         clusters_per_query: number of clusters that a query reads, at most
             `num_clusters` and `attention_window`. Defaults to 4.
         num_recent: number of recent pairs that are always seen. Defaults to 128.
@@ -102,6 +102,10 @@ class MultipoleHeads(ClusteredHeads):
             distances.
         sink_logits: whether each head has a learned logit that takes a share of the
             softmax and has no value, as in GPT-OSS. Defaults to False.
+        members_per_cluster: number of pairs that a query reads of one cluster, at most
+            `attention_window`. With more than an equal share, busy clusters of great
+            mass are read further back, and the last ones get what is left. None (the
+            default) for an equal share, `attention_window // clusters_per_query`.
         **kwargs: arguments of `Clustering`, which say how centroids move;
             `exploring_queries` of `ClusteredHeads`; and arguments of `HeadGroup`,
             without relative positions.
@@ -144,6 +148,7 @@ class MultipoleHeads(ClusteredHeads):
     normalization = Argument(check_choice, NORMALIZATIONS)
     far_distance = Argument(check_optional_integer)
     sink_logits = Argument(check_flag)
+    members_per_cluster = Argument(check_optional_integer)
 
     def __init__(
         self,
@@ -160,6 +165,7 @@ class MultipoleHeads(ClusteredHeads):
         normalization=None,
         far_distance=None,
         sink_logits=False,
+        members_per_cluster=None,
         **kwargs,
     ):
         clustering, kwargs = Clustering.taken_from(kwargs)
@@ -176,6 +182,7 @@ class MultipoleHeads(ClusteredHeads):
         self.normalization = normalization
         self.far_distance = far_distance
         self.sink_logits = sink_logits
+        self.members_per_cluster = members_per_cluster
         self._check_together()
 
     def _check_together(self):
@@ -186,6 +193,12 @@ class MultipoleHeads(ClusteredHeads):
                 "`clusters_per_query` must be at most `num_clusters` and "
                 f"`attention_window`. Received: clusters_per_query={number} with "
                 f"num_clusters={self.num_clusters} and "
+                f"attention_window={self.attention_window}"
+            )
+        if (self.members_per_cluster or 0) > self.attention_window:
+            raise ValueError(
+                "`members_per_cluster` must be at most `attention_window`. Received: "
+                f"members_per_cluster={self.members_per_cluster} with "
                 f"attention_window={self.attention_window}"
             )
         if self.num_recent and (self.block_length or 0) > self.num_recent:
@@ -243,11 +256,21 @@ class MultipoleHeads(ClusteredHeads):
     @property
     def cluster_window(self):
         """Number of pairs that a query reads of each chosen cluster, at most."""
-        return self.attention_window // self.clusters_per_query
+        share = self.attention_window // self.clusters_per_query
+        return self.members_per_cluster or share
 
     def num_read(self, counts):
-        """Returns how many of the pairs of chosen clusters are read, `<int32>`."""
-        return counts if self.keeps_all else ops.minimum(counts, self.cluster_window)
+        """Returns how many of the pairs of chosen clusters are read, `<int32>`.
+
+        Both are `[..., clusters_per_query]`, in the order of the choice.
+        """
+        if self.keeps_all:
+            return counts
+        most = ops.minimum(counts, self.cluster_window)
+        if self.cluster_window * self.clusters_per_query <= self.attention_window:
+            return most
+        before = ops.cumsum(most, axis=-1) - most
+        return ops.clip(self.attention_window - before, 0, most)
 
     def capped(self, logits):
         """Returns logits within the soft cap, if there is one."""

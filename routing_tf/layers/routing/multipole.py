@@ -379,8 +379,9 @@ def reads_of_cache(group, cache, far, choice):
     x = gathering.gather_blocks(cache["rows"], choice.clusters[:, :, 0])
     key, value, bias, _ = rows.split_rows(group, ops.cast(x, "float32"))
     key, value, bias = (x[:, :, None] for x in (key, value, bias))
-    visible = rings.ranks(choice.counts, cache["rows"].shape[3]) >= 0
-    return GatheredReads(group, far, key, value, bias, visible, number)
+    ranks = rings.ranks(choice.counts, cache["rows"].shape[3])
+    first = ops.maximum(choice.counts - number, 0)[..., None]
+    return GatheredReads(group, far, key, value, bias, ranks >= first, number)
 
 
 def _near_of_cache(group, cache, index, query, far):

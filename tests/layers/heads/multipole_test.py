@@ -32,12 +32,13 @@ CASES = {
     "qk_norm": {"qk_norm": True, **ROTARY},
     "far": {"far_distance": 10, **ROTARY},
     "sink_logits": {"sink_logits": True},
+    "budget": {"clusters_per_query": 4, "members_per_cluster": 6},
     "all_near": {"num_recent": 100, "block_length": 7},
     "whole": {"keeps_all": True, "logit_soft_cap": 1.5},
     "all_whole": {"clusters_per_query": 5, "keeps_all": True, "logit_soft_cap": 1.5},
     "all_read": {"clusters_per_query": 5, "attention_window": 5 * LENGTH},
 }
-FEW = ("plain", "aligned", "shifted", "far", "sink_logits")
+FEW = ("plain", "aligned", "shifted", "far", "sink_logits", "budget")
 
 
 def with_options(first, *further):

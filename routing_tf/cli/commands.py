@@ -103,16 +103,8 @@ def _run(run, options, argv):
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # tensorflow-datasets tells a lot
         lists_problems = "problem" in options and options.problem == "list"
-        modules = options["import"].value
-        if lists_problems and not modules:
-            print(_list_of_problems())
-            return 0
-        if modules and os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())  # where `python -m` looks, too
-        first_checks.check(options)
-        use_backend(options.backend)
-        for name in modules or []:
-            importlib.import_module(name)
+        if not lists_problems or options["import"].value:
+            _prepare(options)
         if lists_problems:
             print(_list_of_problems())
             return 0
@@ -130,6 +122,17 @@ def _run(run, options, argv):
         logging.debug("--verbosity=1 shows where", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _prepare(options):
+    """Checks flags, and imports Keras and the modules of the user."""
+    modules = options["import"].value or []
+    if modules and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # where `python -m` looks, too
+    first_checks.check(options)
+    use_backend(options.backend)
+    for name in modules:
+        importlib.import_module(name)
 
 
 def _list_of_problems():

@@ -1,6 +1,5 @@
 """Checks of the arguments of `MixedAttention`."""
 
-import contextlib
 import warnings
 
 import keras
@@ -65,25 +64,23 @@ def check_axes(name, x):
         )
 
 
-@contextlib.contextmanager
-def symbolic_sizes(layer, *sequences):
-    """Refuses unknown sizes, as `export` has them on JAX, where heads compare them."""
-    try:
-        yield
-    except ValueError:
-        raise
-    except Exception as error:
-        shapes = [tuple(x.shape) for x in sequences if x is not None]
-        if all(is_known(*(n or 1 for n in shape)) for shape in shapes):
-            raise
-        groups = {type(group).__name__ for group in layer.head_groups}
-        raise ValueError(
-            "On JAX, `export` needs known sizes for these heads, which compare them. "
-            f"Received: {', '.join(sorted(groups))} in {layer.name!r} with the shapes "
-            f"{', '.join(map(str, shapes))}. Make the model with a known length, such "
-            "as `keras.Input((128, dim))`, pass `input_signature=` of known sizes to "
-            "`export`, or export it on the TensorFlow backend"
-        ) from error
+def refuse_symbolic_sizes(error, layer, *sequences):
+    """Explains an error of unknown sizes, as `export` has them on JAX.
+
+    Does nothing if they are known, or the error is a `ValueError`.
+    """
+    shapes = [tuple(x.shape) for x in sequences if x is not None]
+    are_known = all(is_known(*(n or 1 for n in shape)) for shape in shapes)
+    if are_known or isinstance(error, ValueError):
+        return
+    groups = {type(group).__name__ for group in layer.head_groups}
+    raise ValueError(
+        "On JAX, `export` needs known sizes for these heads, which compare them. "
+        f"Received: {', '.join(sorted(groups))} in {layer.name!r} with the shapes "
+        f"{', '.join(map(str, shapes))}. Make the model with a known length, such as "
+        "`keras.Input((128, dim))`, pass `input_signature=` of known sizes to "
+        "`export`, or export it on the TensorFlow backend"
+    ) from error
 
 
 def check_by_position(key, others):

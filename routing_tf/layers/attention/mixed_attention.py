@@ -367,7 +367,8 @@ class MixedAttention(Projections):
             arguments.check_by_position(key, others)
         if "key_mask" in kwargs:
             arguments.refuse_key_mask(kwargs.pop("key_mask"))
-        check_fit(kwargs.get("segment_ids"))
+        if kwargs.get("segment_ids") is not None:
+            check_fit(kwargs["segment_ids"])
         # Before Keras builds the layer from their shapes.
         arguments.check_axes("query", query)
         if value is not None:
@@ -384,8 +385,11 @@ class MixedAttention(Projections):
             # Keras converts each argument on its own: the same tensor becomes two.
             value = arguments.other_sequence(query, value, self_attention)
         kwargs = NotCast.wrap(kwargs, (query, value))
-        with arguments.symbolic_sizes(self, query, value):
+        try:
             return super().__call__(query, value, **kwargs)
+        except Exception as error:
+            arguments.refuse_symbolic_sizes(error, self, query, value)
+            raise
 
     def call(
         self,

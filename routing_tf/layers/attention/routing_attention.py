@@ -127,8 +127,8 @@ class RoutingAttention(MixedAttention):
         self,
         num_heads,
         key_dim,
-        num_clusters,
-        attention_window,
+        num_clusters=None,
+        attention_window=None,
         num_local_heads=0,
         local_block_size=None,
         routing=None,
@@ -146,6 +146,7 @@ class RoutingAttention(MixedAttention):
         **kwargs,
     ):
         num_heads = check_positive_integer("num_heads", num_heads)
+        _check_sizes_are_given(num_clusters, attention_window)
         attention_window = check_positive_integer("attention_window", attention_window)
         seed = check_seed("seed", seed)
         num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
@@ -233,6 +234,16 @@ def _clustering(clustering, kwargs):
     ):
         clustering[name] = check(name, clustering[name])
     return clustering
+
+
+def _check_sizes_are_given(num_clusters, attention_window):
+    if num_clusters is None or attention_window is None:
+        raise ValueError(
+            "`num_clusters` and `attention_window` must be given. Received: "
+            f"num_clusters={num_clusters}, attention_window={attention_window}. The "
+            "window is the number of tokens that a token sees in its cluster, such as "
+            "64; about `length / attention_window` clusters cover a sequence once"
+        )
 
 
 def _check_num_local_heads(num_local_heads, num_heads):

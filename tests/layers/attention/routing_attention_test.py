@@ -95,3 +95,8 @@ def test_hands_settings_to_its_heads_and_keeps_them(options, clustering):
 def test_refuses_other_settings_of_the_clustering():
     with pytest.raises(ValueError, match="`clustering`.*Received: .*'num_clusters'"):
         layers.RoutingAttention(4, 8, 3, 5, clustering={"num_clusters": 3})
+
+
+def test_sizes_of_clusters_must_be_given():
+    with pytest.raises(ValueError, match="`num_clusters` and `attention_window` must"):
+        layers.RoutingAttention(4, 16)

@@ -146,7 +146,8 @@ class RoutingAttention(MixedAttention):
         **kwargs,
     ):
         num_heads = check_positive_integer("num_heads", num_heads)
-        _check_sizes_are_given(num_clusters, attention_window)
+        _check_is_given("num_clusters", num_clusters)
+        _check_is_given("attention_window", attention_window)
         attention_window = check_positive_integer("attention_window", attention_window)
         seed = check_seed("seed", seed)
         num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
@@ -236,13 +237,12 @@ def _clustering(clustering, kwargs):
     return clustering
 
 
-def _check_sizes_are_given(num_clusters, attention_window):
-    if num_clusters is None or attention_window is None:
+def _check_is_given(name, value):
+    if value is None:
         raise ValueError(
-            "`num_clusters` and `attention_window` must be given. Received: "
-            f"num_clusters={num_clusters}, attention_window={attention_window}. The "
-            "window is the number of tokens that a token sees in its cluster, such as "
-            "64; about `length / attention_window` clusters cover a sequence once"
+            f"`{name}` must be a positive integer. Received: {name}=None. The window "
+            "is the number of tokens that a token sees in its cluster, such as 64; "
+            "about `length / attention_window` clusters cover a sequence once"
         )
 
 

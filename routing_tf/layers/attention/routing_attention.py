@@ -146,11 +146,12 @@ class RoutingAttention(MixedAttention):
         **kwargs,
     ):
         num_heads = check_positive_integer("num_heads", num_heads)
-        _check_is_given("num_clusters", num_clusters)
+        num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
+        if num_local_heads < num_heads:
+            _check_is_given("num_clusters", num_clusters)
         _check_is_given("attention_window", attention_window)
         attention_window = check_positive_integer("attention_window", attention_window)
         seed = check_seed("seed", seed)
-        num_local_heads = _check_num_local_heads(num_local_heads, num_heads)
         initializer("kernel_initializer", kernel_initializer)
         local_block_size = check_optional_integer("local_block_size", local_block_size)
         clustering = _clustering(clustering, kwargs)

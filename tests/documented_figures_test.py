@@ -536,6 +536,8 @@ def test_the_reference_has_every_public_name(module, pages):
         for name, value in vars(module).items()
         if not name.startswith("_") and callable(value)
     }
+    if module is layers:  # the zoo adds its own names
+        public -= set(vars(zoo))
     assert len(names) == len(set(names))
     assert public <= set(names)
     assert all(hasattr(module, name) for name in names)

@@ -50,6 +50,9 @@ def main(argv):
     """Runs what the record does not have, and prints it."""
     del argv
     options = flags.FLAGS
+    unknown = set(options.contenders) - set(contenders.CONTENDERS)
+    if unknown:
+        raise app.UsageError(f"--contenders has unknown names: {sorted(unknown)}")
     runs = record.Record(options.results)
     if not options.print_only:
         missing = [

@@ -135,13 +135,13 @@ def blocks(number, keys, block_length=16):
 CONTENDERS = {
     "full attention": Contender(None),
     "multipole": Contender(multipole),
-    "multipole, eight clusters": Contender(
+    "multipole with eight clusters": Contender(
         functools.partial(multipole, clusters_per_query=8)
     ),
-    "multipole, equal shares": Contender(equal_shares),
-    "multipole, keep_full=auto": Contender(multipole, keep_full="auto"),
-    "multipole, random centroids": Contender(multipole, "random"),
-    "multipole, centroids of the sequence": Contender(multipole, "sequence"),
+    "multipole with equal shares": Contender(equal_shares),
+    "multipole with keep_full=auto": Contender(multipole, keep_full="auto"),
+    "multipole with random centroids": Contender(multipole, "random"),
+    "multipole with centroids of the sequence": Contender(multipole, "sequence"),
     "sinks and window": Contender(window, "sequence"),
     "blocks of 16 by mean key": Contender(blocks, "sequence"),
     "best keys (oracle)": Contender(

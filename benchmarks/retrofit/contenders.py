@@ -96,6 +96,7 @@ def multipole(number, keys, **kwargs):
     block = 64 if near >= 96 else 1
     settings = {
         "num_clusters": NUM_CLUSTERS,
+        "clusters_per_query": 8,
         "attention_window": keys - NUM_SINKS - near,
         "members_per_cluster": (keys - NUM_SINKS - near) // 2,
         "num_recent": near - block // 2,
@@ -106,8 +107,8 @@ def multipole(number, keys, **kwargs):
 
 
 def equal_shares(number, keys):
-    """The same, but each of the best clusters is read as far back as the others."""
-    return multipole(number, keys, members_per_cluster=None)
+    """Four clusters, of which each is read as far back as the others."""
+    return multipole(number, keys, clusters_per_query=4, members_per_cluster=None)
 
 
 def window(number, keys):
@@ -135,10 +136,10 @@ def blocks(number, keys, block_length=16):
 CONTENDERS = {
     "full attention": Contender(None),
     "multipole": Contender(multipole),
-    "multipole with eight clusters": Contender(
-        functools.partial(multipole, clusters_per_query=8)
+    "multipole with four clusters": Contender(
+        functools.partial(multipole, clusters_per_query=4)
     ),
-    "multipole with equal shares": Contender(equal_shares),
+    "multipole with four clusters and equal shares": Contender(equal_shares),
     "multipole with keep_full=auto": Contender(multipole, keep_full="auto"),
     "multipole with random centroids": Contender(multipole, "random"),
     "multipole with centroids of the sequence": Contender(multipole, "sequence"),

@@ -17,6 +17,7 @@ from benchmarks import compare_patterns
 from benchmarks import context
 from benchmarks import patterns
 from benchmarks import recall
+from benchmarks.retrofit import __main__ as retrofit
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import optimizers
@@ -149,6 +150,17 @@ def test_feed_forward_layers():
             f"{bits_after(name, steps)}, {steps} steps",
         ]
     assert len(rows) == len(speeds)
+
+
+@pytest.mark.parametrize("keys", [132, 260])
+def test_losses_of_a_trained_model(keys):
+    record = f"--results={ROOT / 'benchmarks/retrofit/runs.json'}"
+    options = command_line.parse(retrofit, record, f"--keys={keys}")
+    lines = retrofit.tables(retrofit.record.Record(options.results), options)
+    printed = [[cell.strip() for cell in x.strip("|").split("|")] for x in lines[5:]]
+    printed = [row for row in printed if "-" not in row]
+    page = "docs/existing_models.md"
+    assert rows_below(f"2,048 tokens, {keys} keys", page) == printed
 
 
 def test_recall():

@@ -6,9 +6,11 @@
 TEXTS is a folder with `wikitext/valid.txt` and `wikitext/test.txt`. Prints nats per
 token beyond full attention, over the last three quarters of windows of text, and keeps
 the figures of each window in a file: a second call goes on where the first was stopped,
-and `--print_only` prints what is there.
+and `--print_only` prints what is there. With `--plot=docs/existing_models.png` it also
+draws the losses of several `--keys`.
 """
 
+import itertools
 import os
 import statistics
 
@@ -38,8 +40,9 @@ def define_flags(values=flags.FLAGS):
     names = contenders.CONTENDERS
     flags.DEFINE_list("contenders", list(names), f"Any of: {names}.", **define)
     flags.DEFINE_list("lengths", ["2048"], "Tokens of a window.", **define)
-    flags.DEFINE_integer("keys", 260, "Keys that a query reads.", **define)
+    flags.DEFINE_list("keys", ["260"], "Keys that a query reads.", **define)
     flags.DEFINE_integer("num_windows", 2, "Windows of each text.", **define)
+    flags.DEFINE_string("plot", None, "Plot to write: .png, .svg, .pdf.", **define)
     flags.DEFINE_bool("print_only", False, "Whether to run nothing.", **define)
 
 
@@ -47,6 +50,9 @@ def main(argv):
     """Runs what the record does not have, and prints it."""
     del argv
     options = flags.FLAGS
+    unknown = set(options.contenders) - set(contenders.CONTENDERS)
+    if unknown:
+        raise app.UsageError(f"--contenders has unknown names: {sorted(unknown)}")
     runs = record.Record(options.results)
     if not options.print_only:
         missing = [
@@ -54,8 +60,12 @@ def main(argv):
         ]
         for name in dict.fromkeys(settings["contender"] for settings in missing):
             own = [each for each in missing if each["contender"] == name]
-            score(runs, name, own, options)
+            for keys in dict.fromkeys(settings["keys"] for settings in own):
+                same = [each for each in own if each["keys"] == keys]
+                score(runs, name, keys, same, options)
     print("\n".join(tables(runs, options)))
+    if options.plot:
+        draw(runs, options).savefig(options.plot, dpi=150)
 
 
 def all_settings(options):
@@ -63,14 +73,14 @@ def all_settings(options):
     return [
         {"contender": name, "keys": keys, "length": length, "text": text, "window": i}
         for name in options.contenders
-        for keys in [0 if name == FULL else options.keys]
+        for keys in ([0] if name == FULL else map(int, options.keys))
         for length in map(int, options.lengths)
         for i in range(options.num_windows)
         for text in texts.SCORED
     ]
 
 
-def score(runs, name, missing, options):
+def score(runs, name, keys, missing, options):
     """Scores windows with one contender, and writes each into the record at once."""
     from benchmarks.retrofit import smollm2
     from routing_tf import retrofit
@@ -80,7 +90,7 @@ def score(runs, name, missing, options):
     tokenizer = lm.preprocessor.tokenizer
     calibration = texts.calibration_of(tokenizer, options.texts)
     contender = contenders.CONTENDERS[name]
-    report = contender.put_into(lm, options.keys, calibration)
+    report = contender.put_into(lm, keys, calibration)
     kept = [] if report is None else list(report.kept)
     for settings in missing:
         length, window = settings["length"], settings["window"]
@@ -99,36 +109,77 @@ def score(runs, name, missing, options):
 
 
 def tables(runs, options):
-    """Returns the lines of a table for each length."""
+    """Returns the lines of a table for each length and number of keys."""
     lines = []
-    for length in map(int, options.lengths):
-        lines += ["", f"{length} tokens, {options.keys} keys", ""]
-        names = [f"{text}" for text in texts.SCORED]
-        rows = []
-        for name in options.contenders:
-            cells = [_cell(runs, options, name, length, text) for text in texts.SCORED]
-            rows.append([name, *cells])
-        lines += record.table(["nats per token beyond full attention", *names], rows)
+    for length, keys in itertools.product(
+        map(int, options.lengths), map(int, options.keys)
+    ):
+        lines += ["", f"{length} tokens, {keys} keys", ""]
+        where = [
+            {"length": length, "text": text, "keys": keys} for text in texts.SCORED
+        ]
+        rows = [
+            [name, *(_cell(runs, options.num_windows, name, each) for each in where)]
+            for name in options.contenders
+        ]
+        head = ["nats per token beyond full attention", *texts.SCORED]
+        lines += record.table(head, rows)
     return lines
 
 
-def _cell(runs, options, name, length, text):
+def _cell(runs, num_windows, name, where):
     """Returns the loss of a contender, that of each window in brackets."""
-    wanted = {"length": length, "text": text}
-    losses, fulls = [], []
-    for window in range(options.num_windows):
-        own = {**wanted, "window": window}
-        keys = 0 if name == FULL else options.keys
-        run = runs.find({"contender": name, "keys": keys, **own})
-        full = runs.find({"contender": FULL, "keys": 0, **own})
-        if run is None or full is None:
-            return "-"
-        losses.append(run["nats"] - full["nats"])
-        fulls.append(full["nats"])
     if name == FULL:
-        return f"0 ({statistics.mean(fulls):.3f})"
-    each = ", ".join(f"{loss:.3f}" for loss in losses)
-    return f"{statistics.mean(losses):.3f} ({each})"
+        found = nats_of(runs, num_windows, name, {**where, "keys": 0})
+        return f"0 ({statistics.mean(found):.3f})" if found else "-"
+    found = losses_of(runs, num_windows, name, where)
+    each = ", ".join(f"{loss:.3f}" for loss in found)
+    return f"{statistics.mean(found):.3f} ({each})" if found else "-"
+
+
+def losses_of(runs, num_windows, name, where):
+    """Returns what a contender loses in each window; none if some are missing."""
+    full = nats_of(runs, num_windows, FULL, {**where, "keys": 0})
+    own = nats_of(runs, num_windows, name, where)
+    return [a - b for a, b in zip(own, full, strict=False)]
+
+
+def nats_of(runs, num_windows, name, where):
+    """Returns the nats per token of all windows; none if some are missing."""
+    found = [
+        runs.find({"contender": name, **where, "window": window})
+        for window in range(num_windows)
+    ]
+    return [] if None in found else [run["nats"] for run in found]
+
+
+def draw(runs, options):
+    """Draws losses at the first length against keys; returns a matplotlib figure."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    all_axes = figure.subplots(1, len(texts.SCORED), sharey=True)
+    length = int(options.lengths[0])
+    for axes, text in zip(all_axes, texts.SCORED, strict=True):
+        for name in options.contenders:
+            found = {
+                int(keys): losses_of(
+                    runs,
+                    options.num_windows,
+                    name,
+                    {"length": length, "text": text, "keys": int(keys)},
+                )
+                for keys in options.keys
+            }
+            points = {x: statistics.mean(y) for x, y in found.items() if y}
+            if name != FULL and points:
+                axes.plot(*zip(*points.items(), strict=True), "o-", label=name)
+        axes.set(title=f"{text}, {length} tokens", xlabel="keys that a query reads")
+        axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+    all_axes[0].set_ylabel("nats per token beyond full attention")
+    all_axes[0].legend(fontsize=7)
+    return figure
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """What may stand in the place of full attention, at about as many keys for a query."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
+from benchmarks.retrofit import best_blocks
 from routing_tf import layers
 from routing_tf import retrofit
-from routing_tf import zoo
 from routing_tf.retrofit import calibration
+from routing_tf.retrofit import swapping
 
-NUM_SINKS = 4
+NUM_SINKS, NUM_CLUSTERS = 4, 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,28 +42,52 @@ class Contender:
         if self.heads is None:
             return None
         number = lm.backbone.num_query_heads
-        # No report of the others, and no centroids to find.
-        needs = {"calibrated": texts, "random": texts[:1, :128]}
+        has_report = self.keep_full == "auto"
+        # Else few are enough: centroids are set below.
+        given = texts if has_report else texts[:1, :128]
         report = retrofit.sparsify(
             lm,
-            needs.get(self.centroids),
+            None if self.centroids == "sequence" else given,
             heads=self.heads(number, keys),
             keep_full=self.keep_full,
             centroids="calibrated" if self.centroids == "random" else self.centroids,
         )
         if self.centroids == "random":
-            _draw_centroids(lm)
+            _set_centroids(lm, _random_centroids)
+        elif self.centroids == "calibrated" and not has_report:
+            found = _centroids_of(texts.tobytes(), texts.shape)
+            _set_centroids(lm, lambda index, shape: found[index])
         return report
 
 
-def _draw_centroids(lm, seed=0):
-    """Gives all clusters random directions."""
-    random = np.random.default_rng(seed)
-    for block in lm.backbone.transformer_layers:
+def _set_centroids(lm, centroids_of):
+    """Sets the centroids of all layers, from a function of their index and shape."""
+    for index, block in enumerate(lm.backbone.transformer_layers):
         group = block._self_attention_layer.slot.group
         shape = tuple(group.kmeans.centroids.shape)
-        drawn = calibration._normalized(random.normal(size=shape).astype("float32"))
-        calibration.set_centroids(group, drawn, np.ones(shape[:2], "float32"))
+        found = centroids_of(index, shape)
+        calibration.set_centroids(group, found, np.ones(shape[:2], "float32"))
+
+
+def _random_centroids(index, shape):
+    drawn = np.random.default_rng(index).normal(size=shape)
+    return calibration._normalized(drawn.astype("float32"))
+
+
+@functools.cache
+def _centroids_of(texts, shape):
+    """Finds the centroids of all layers once for all contenders of a process."""
+    from benchmarks.retrofit import smollm2
+
+    lm = smollm2.load()
+    slots = swapping.slots_of(lm)
+    keys = calibration.Keys(calibration.KEYS_PER_CLUSTER * NUM_CLUSTERS)
+    batches = calibration.batches_of(lm, np.frombuffer(texts, "int32").reshape(shape))
+    calibration.run(lm.backbone, slots, keys.watch, batches)
+    return [
+        calibration.centroids_of(keys.kept[slot.index], NUM_CLUSTERS)[0]
+        for slot in slots
+    ]
 
 
 def multipole(number, keys, **kwargs):
@@ -69,7 +95,8 @@ def multipole(number, keys, **kwargs):
     near = (keys - NUM_SINKS) // 2
     block = 64 if near >= 96 else 1
     settings = {
-        "num_clusters": 64,
+        "num_clusters": NUM_CLUSTERS,
+        "clusters_per_query": 8,
         "attention_window": keys - NUM_SINKS - near,
         "members_per_cluster": (keys - NUM_SINKS - near) // 2,
         "num_recent": near - block // 2,
@@ -80,8 +107,8 @@ def multipole(number, keys, **kwargs):
 
 
 def equal_shares(number, keys):
-    """The same, but each of the best clusters is read as far back as the others."""
-    return multipole(number, keys, members_per_cluster=None)
+    """Four clusters, of which each is read as far back as the others."""
+    return multipole(number, keys, clusters_per_query=4, members_per_cluster=None)
 
 
 def window(number, keys):
@@ -99,18 +126,26 @@ def window(number, keys):
     )
 
 
-def blocks(number, keys):
-    """The own block, and others by their mean key."""
-    return zoo.BlockTopKHeads(number, block_length=16, num_blocks=round(keys / 16))
+def blocks(number, keys, block_length=16):
+    """The first tokens, the nearest ones, and the best blocks of all others."""
+    near = (keys - NUM_SINKS) // 2
+    best = keys - NUM_SINKS - near
+    return best_blocks.BestBlocksHeads(number, NUM_SINKS, near, best, block_length)
 
 
 CONTENDERS = {
     "full attention": Contender(None),
     "multipole": Contender(multipole),
-    "multipole, equal shares": Contender(equal_shares),
-    "multipole, keep_full=auto": Contender(multipole, keep_full="auto"),
-    "multipole, random centroids": Contender(multipole, "random"),
-    "multipole, centroids of the sequence": Contender(multipole, "sequence"),
+    "multipole with four clusters": Contender(
+        functools.partial(multipole, clusters_per_query=4)
+    ),
+    "multipole with four clusters and equal shares": Contender(equal_shares),
+    "multipole with keep_full=auto": Contender(multipole, keep_full="auto"),
+    "multipole with random centroids": Contender(multipole, "random"),
+    "multipole with centroids of the sequence": Contender(multipole, "sequence"),
     "sinks and window": Contender(window, "sequence"),
     "blocks of 16 by mean key": Contender(blocks, "sequence"),
+    "best keys (oracle)": Contender(
+        functools.partial(blocks, block_length=1), "sequence"
+    ),
 }

@@ -48,7 +48,9 @@ FLAGS = {
         256, 1, "Tokens of clusters that a query sees."
     ),
     "num_clusters": flag_kinds.integer(64, 1, "Clusters of each head of keys."),
-    "clusters_per_query": flag_kinds.integer(4, 1, "Clusters that a query reads."),
+    "clusters_per_query": flag_kinds.integer(
+        None, 1, "Clusters that a query reads; by default 8, or all if they are fewer."
+    ),
     "keep_full": flag_kinds.string(
         "auto",
         "Layers that stay full: auto for those that would suffer most, at most a "

@@ -15,6 +15,8 @@ from routing_tf.retrofit.slots import made_group
 from routing_tf.retrofit.slots import settings_of
 
 CENTROIDS = ("calibrated", "sequence")
+#: Clusters that a query reads, unless told otherwise.
+CLUSTERS_PER_QUERY = 8
 #: Arguments of clusters that stay where they are, and pull at nothing.
 FROZEN = {"decay": 1.0, "update_rule": "paper", "commitment_weight": 0.0}
 
@@ -27,7 +29,7 @@ def sparsify(
     num_sinks=4,
     attention_window=256,
     num_clusters=64,
-    clusters_per_query=4,
+    clusters_per_query=None,
     keep_full="auto",
     heads=None,
     frozen=True,
@@ -58,7 +60,8 @@ def sparsify(
         attention_window: number of members of clusters that a query sees. Defaults to
             256.
         num_clusters: number of clusters of each key head. Defaults to 64.
-        clusters_per_query: number of clusters that a query reads. Defaults to 4.
+        clusters_per_query: number of clusters that a query reads. None (the default)
+            for 8, or as many as `num_clusters` and `attention_window` allow.
         keep_full: indices of the layers that stay as they are; `"auto"` (the default)
             for those whose outputs would suffer most, at most a tenth of the layers.
         heads: a head group of this package, of which each layer gets one like it; or a
@@ -182,10 +185,14 @@ def _staying(slots, keep_full):
 def _multipole_heads(slots, **arguments):
     """Returns a function from the index of a layer to `MultipoleHeads`."""
     num_heads = {slot.index: slot.adapter.num_heads for slot in slots}
+    window = arguments["attention_window"]
+    if arguments["clusters_per_query"] is None:
+        number = min(CLUSTERS_PER_QUERY, arguments["num_clusters"], window)
+        arguments["clusters_per_query"] = number
     if arguments.get("members_per_cluster") is None:
-        window, number = arguments["attention_window"], arguments["clusters_per_query"]
         # Where few clusters hold what matters, an equal share hides most of it.
-        arguments["members_per_cluster"] = window if number == 1 else -(-window // 2)
+        is_one = arguments["clusters_per_query"] == 1
+        arguments["members_per_cluster"] = window if is_one else -(-window // 2)
     return lambda index: layers.MultipoleHeads(num_heads[index], **arguments)
 
 

@@ -267,21 +267,19 @@ class MixedAttention(Projections):
     def make_cache(
         self, batch_size, max_length, value=None, value_mask=None, token_bias=None
     ):
-        """Makes an empty cache, for calls that go on behind earlier tokens.
+        """Makes an empty cache, for calls that continue after earlier tokens.
 
-        A cache is a value: a call returns another one, and the old one still stands for
-        the tokens before. So a draft of several tokens that is rejected costs nothing.
+        A call returns a new cache, and the old one stays valid for the earlier tokens.
 
         Args:
             batch_size: number of sequences.
-            max_length: number of tokens a sequence may have; for positions on two axes,
-                a tuple of their lengths. Heads whose cache does not grow with it can go
-                beyond it. For all others, a `cache_index` beyond it (rounded up to
-                whole blocks by some) is refused, and gives wrong outputs if it is
-                traced.
-            value: `<float>[batch, memory length, memory dim]`, the other sequence, to
-                which at most `max_length` queries attend; its keys and values are then
-                computed only once. None (the default) for self-attention.
+            max_length: largest number of tokens of a sequence; for positions on two
+                axes, a tuple of their lengths. Beyond it, outputs are wrong if
+                `cache_index` is traced; otherwise it is refused, except by heads whose
+                cache does not grow.
+            value: `<float>[batch, memory length, memory dim]`, another sequence, to
+                which at most `max_length` queries attend; None (the default) for
+                self-attention.
             value_mask: `<bool>[batch, memory length]`, True for real tokens; None (the
                 default) for no padding.
             token_bias: `<float>[batch, memory length]`, added to the logits of its
@@ -291,9 +289,8 @@ class MixedAttention(Projections):
             A structure of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
-            ValueError: if a length is not a positive integer, some heads let later
-                tokens decide who is a member, or there is a `value` and the layer is
-                not built.
+            ValueError: if some heads let later tokens decide who is a member, or there
+                is a `value` and the layer is not built.
 
         Example:
 
@@ -301,14 +298,11 @@ class MixedAttention(Projections):
         import numpy as np
         from routing_tf import layers
 
-        attention = layers.RoutingAttention(
-            num_heads=2, key_dim=8, num_clusters=4, attention_window=16
-        )
+        attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=8)
         x = np.random.normal(size=(1, 20, 16)).astype("float32")
         cache = attention.make_cache(batch_size=1, max_length=20)
         first, cache = attention(x[:, :12], cache=cache, cache_index=0)
-        more, cache = attention(x[:, 12:19], cache=cache, cache_index=12)
-        last, cache = attention(x[:, 19:], cache=cache, cache_index=19)
+        more, cache = attention(x[:, 12:], cache=cache, cache_index=12)
         ```
         """
         memory = {"value": value, "value_mask": value_mask, "token_bias": token_bias}
@@ -318,10 +312,8 @@ class MixedAttention(Projections):
     def from_keras(cls, layer, head_groups, **kwargs):
         """Makes a layer with the weights of a layer of Keras.
 
-        With `FullHeads` it computes the same. Other heads that compare queries and keys
-        as they are projected, such as `SlidingHeads` and `MultipoleHeads`, come close
-        to it as far as they see what matters; `RoutedHeads` normalise both, and need
-        training.
+        With `FullHeads` it computes the same. `RoutedHeads` need training, because they
+        normalise queries and keys.
 
         Args:
             layer: `keras.layers.MultiHeadAttention` or
@@ -334,10 +326,9 @@ class MixedAttention(Projections):
             A `MixedAttention` that is built, with the name of `layer`.
 
         Raises:
-            ValueError: if `layer` is none of the two, not built, or quantized, attends
-                along other axes, or makes keys and values from two sequences, or the
-                head groups have another number of heads, share queries and keys, or
-                see beyond its window.
+            ValueError: if `layer` is quantized, attends along other axes, or makes keys
+                and values from two sequences, or the head groups share queries and
+                keys, or see beyond its window.
 
         Example:
 
@@ -350,8 +341,7 @@ class MixedAttention(Projections):
         dense = keras.layers.MultiHeadAttention(num_heads=2, key_dim=8)
         expected = dense(x, x, use_causal_mask=True)
         full = layers.MixedAttention.from_keras(dense, [layers.FullHeads(2)])
-        output = full(x, use_causal_mask=True)
-        np.testing.assert_allclose(output, expected, atol=1e-5)
+        np.testing.assert_allclose(full(x, use_causal_mask=True), expected, atol=1e-5)
         ```
         """
         return from_keras.from_keras(cls, layer, head_groups, **kwargs)

@@ -205,13 +205,9 @@ class SubpixelEmbedding(ConfiguredLayer):
         return ops.reshape(self.order.restore(values, axis=1), ops.shape(images))
 
     def lengths(self, images_shape):
-        """Returns the lengths of the axes of positions, without the batch.
+        """Returns the lengths of the axes of positions for a shape of images.
 
-        Args:
-            images_shape: shape of the images, `[batch, height, width, channels]`.
-
-        Returns:
-            Tuple: the sequence, or rows by tokens of a row.
+        They are the sequence, or rows by tokens of a row.
         """
         _, height, width, channels = images_shape
         if self.block_shape is None:

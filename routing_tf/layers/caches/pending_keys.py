@@ -22,10 +22,7 @@ NO_POSITION = -2
 
 
 def none(batch_size, **keys):
-    """Returns what a cache holds before the first token.
-
-    `keys` are of the shape and dtype of what it will hold of a key, `[B, H, 1, ...]`.
-    """
+    """Returns what a cache holds first; `keys` `[B, H, 1, ...]` are like later ones."""
     position = ops.full((batch_size,), NO_POSITION, dtype="int32")
     return {**keys, "position": position}
 
@@ -70,13 +67,7 @@ def offer(pending, index, mask, **keys):
 
 
 def offer_inputs(pending, index, inputs):
-    """Returns `HeadInputs` as `offer_previous_keys` does, and what is held behind them.
-
-    Args:
-        pending: as in `offer`, with the name `"key"`.
-        index: as in `offer`.
-        inputs: `HeadInputs` of the tokens.
-    """
+    """Does for `HeadInputs` what `offer` does for tensors; returns `pending`, too."""
     moved, _, follows, pending = offer(pending, index, inputs.key_mask, key=inputs.key)
     value_mask = combine_masks(follows, inputs.value_mask)
     inputs = dataclasses.replace(inputs, key=moved["key"], value_mask=value_mask)

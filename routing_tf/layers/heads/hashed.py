@@ -105,14 +105,7 @@ class HashedHeads(ClusteredHeads):
         return ops.stack(draws)
 
     def buckets(self, tokens):
-        """Returns the number of each token's bucket.
-
-        Args:
-            tokens: `<float32>[batch, heads, length, key_dim]`, normalised.
-
-        Returns:
-            `<int32>[batch, heads, length]`.
-        """
+        """Returns buckets `<int32>[B, H, L]` of normalised `<float32>[B, H, L, D]`."""
         bits = ops.cast(self.products(tokens) > 0, "int32")
         return ops.sum(bits * (2 ** numbers(self.num_bits)), axis=-1)
 

@@ -353,13 +353,10 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         return self.turned(x, inputs.first_position, places)
 
     def turned(self, x, first_position=0, positions=None):
-        """Returns vectors turned by positions, see `rotate`.
+        """Returns `<float>[B, H, L, D]` turned by positions.
 
-        Args:
-            x: `<float>[batch, heads, length, key_dim]`.
-            first_position: position of the first token, if `positions` is None.
-            positions: `<int32>`, broadcastable to `[batch, heads, length]`; None (the
-                default) for consecutive ones.
+        `positions`, broadcastable to `[B, H, L]`, default to those from
+        `first_position`.
         """
         if self.rotary is None:
             return rotate(x, first_position, self.rotary_wavelength, positions)
@@ -382,49 +379,30 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         return value
 
     def shifted(self, inputs):
-        """Returns `HeadInputs` whose keys and values stand where `attend` reads them.
-
-        Args:
-            inputs: `HeadInputs` as `prepared` returns them.
-        """
+        """Returns `HeadInputs` as `attend` reads them: for each head, and shifted."""
         if inputs.value.shape[1] != self.num_heads:
             inputs = self.for_queries(inputs)
         return shift.offer_previous_keys(inputs) if self.key_shift else inputs
 
     def for_queries(self, inputs):
-        """Returns `HeadInputs` with a key and a value for each head of queries.
-
-        Args:
-            inputs: `HeadInputs`, whose keys and values may be those of key heads.
-        """
+        """Returns `HeadInputs` with a key and a value for each head of queries."""
         key, value = (
             key_heads.for_queries(x, self.num_heads) for x in (inputs.key, inputs.value)
         )
         return dataclasses.replace(inputs, key=key, value=value)
 
     def attend(self, inputs, training=None):
-        """The pattern.
+        """The pattern: from `HeadInputs` to `<float>[batch, heads, length, value_dim]`.
 
         Args:
             inputs: `HeadInputs` as `shifted` returns them.
-            training: whether dropout is on and state moves; None (the default) means
-                no.
-
-        Returns:
-            `<float>[batch, heads, length, value_dim]`.
-
-        Raises:
-            NotImplementedError: if the subclass does not implement it.
+            training: whether dropout is on and state moves. Defaults to None, which
+                means no.
         """
         raise NotImplementedError
 
     def has_softmax_alone(self, inputs, training):
-        """Whether one softmax turns the logits into weights, and nothing else does.
-
-        Args:
-            inputs: `HeadInputs`.
-            training: as in `attend`.
-        """
+        """Returns whether one softmax, and nothing else, turns logits into weights."""
         needs_logits = self.dot_product.needs_logits(False, training)
         is_alone = needs_logits is None and inputs.token_bias is None
         return self.has_one_softmax and is_alone

@@ -393,13 +393,7 @@ class LocalHeads(HeadGroup):
         return sum(f * math.prod(axes[i + 1 :]) for i, f in enumerate(flange)) * block
 
     def offset(self, memory_block, block, window):
-        """Returns the slot of a window from which the distances of a block count.
-
-        Args:
-            memory_block: number of tokens in a block of the value.
-            block: number of tokens in a block of the query.
-            window: number of slots of a window.
-        """
+        """Returns the slot of a window from which the distances of a block count."""
         return self._first_own_slot(memory_block)
 
 

@@ -82,14 +82,9 @@ class RandomHeads(ClusteredHeads):
         return self.rule(LastMembers)
 
     def random_scores(self, length):
-        """Returns the random scores that decide who is a member.
+        """Returns scores `<float32>[1, heads, length, clusters]` as a NumPy array.
 
-        Args:
-            length: number of tokens.
-
-        Returns:
-            NumPy array `<float32>[1, heads, length, clusters]`. Those of a position
-            do not depend on the length.
+        Those of a position do not depend on the length.
         """
         generator = np.random.default_rng(self.seed)
         shape = (length, self.num_heads, self.num_clusters)

@@ -39,8 +39,8 @@ class LowRankAdaptation(ConfiguredLayer):
         """Freezes the layer and adds trainable matrices of low rank to projections.
 
         A projection is then `kernel + (lora_alpha / rank) * a @ b`. `lora_kernel_a`
-        contains the matrices `a` of all projections, one below the other, and
-        `lora_kernel_b` their matrices `b`, side by side.
+        contains the matrices `a`, one below the other, and `lora_kernel_b` the matrices
+        `b`, side by side.
 
         Args:
             rank: number of columns of `a` and of rows of `b`.

@@ -310,10 +310,9 @@ class MixedAttention(Projections):
 
     @classmethod
     def from_keras(cls, layer, head_groups, **kwargs):
-        """Makes a layer with the weights of a layer of Keras.
+        """Makes a built layer with the weights and the name of a layer of Keras.
 
-        With `FullHeads` it computes the same. `RoutedHeads` need training, because they
-        normalise queries and keys.
+        With `FullHeads` it computes the same; `RoutedHeads` need training.
 
         Args:
             layer: `keras.layers.MultiHeadAttention` or
@@ -321,9 +320,6 @@ class MixedAttention(Projections):
                 added, are copied; its dropout is that of the head groups.
             head_groups: list of `HeadGroup` layers with as many heads.
             **kwargs: other arguments of `MixedAttention`, which take precedence.
-
-        Returns:
-            A `MixedAttention` that is built, with the name of `layer`.
 
         Raises:
             ValueError: if `layer` is quantized, attends along other axes, or makes keys

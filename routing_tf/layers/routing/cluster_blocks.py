@@ -24,11 +24,7 @@ CHUNK_STEP = 16
 
 
 def block_size_for(length, num_clusters, attention_window, chunk_size):
-    """Returns how many tokens of a cluster stand in its block, in whole chunks.
-
-    It is the window, if clusters of equal size have as many tokens: then one causal
-    mask covers their pairs, and no chunk reads them again.
-    """
+    """Returns the size of a block in whole chunks: an even share, at most a window."""
     share = min(-(-length // num_clusters), attention_window)
     return -(-share // chunk_size) * chunk_size
 

@@ -26,11 +26,7 @@ MIN_CHUNK_SIZE = 16
 
 
 def chunk_size_for(attention_window):
-    """Returns the number of slots of a chunk, about a quarter of the window.
-
-    Each chunk computes `C + attention_window` logits for a token, and up to `C - 1` of
-    its slots may be empty, so small chunks waste little.
-    """
+    """Returns the slots of a chunk, about a quarter of the window: few are empty."""
     smallest = min(MIN_CHUNK_SIZE, attention_window)
     return max(smallest, -(-attention_window // 4))
 
@@ -123,9 +119,7 @@ class ClusterOrder:
     def windows(self, x, attention_window):
         """Joins each chunk with those before it that its tokens may see.
 
-        From `[B, H, N, C, D]` to `[B, H, N, S, D]`, the S slots of the chunks before it
-        and of its own; any entries where there is no chunk before it. The attention
-        window includes the token itself.
+        From `[B, H, N, C, D]` to `[B, H, N, S, D]`; any entries before the first chunk.
         """
         before = self._num_chunks_before(attention_window)
         if before and windows_are_gathered():

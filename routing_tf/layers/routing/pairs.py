@@ -39,10 +39,7 @@ class Pairs:
     segments: Any = None
 
     def far_clusters(self, group):
-        """Returns the clusters in which queries may see pairs from far, `[B, G, X]`.
-
-        They are the number of clusters for pairs in none: first pairs, and padding.
-        """
+        """Returns clusters of pairs seen from far; their number for all others."""
         is_far = self.places >= group.num_sinks
         return ops.where(is_far, self.clusters, group.num_clusters)
 
@@ -89,15 +86,11 @@ def at_places(x, index):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Queries:
-    """Queries, in order of position.
+    """Queries in order of position.
 
-    Args:
-        near: `<float>[B, H, L, D]`, as they see near pairs.
-        far: the same, as they see pairs from far.
-        places: as in `Pairs`.
-        segments: as in `Pairs`.
-        starts: `<int32>`, broadcastable to `[B, 1, L]`, positions at which documents
-            start.
+    `near` and `far`, as they see such pairs, are `<float>[B, H, L, D]`; `places` and
+    `segments` are as in `Pairs`. `starts`, broadcastable to `[B, 1, L]`, are the
+    positions at which documents start.
     """
 
     near: Any

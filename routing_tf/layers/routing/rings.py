@@ -15,10 +15,7 @@ from routing_tf.layers.support.lengths import numbers
 
 
 def ranks(counts, num_places):
-    """Ranks of the members in the places of a ring; negative in empty ones.
-
-    From `[...]` to `[..., R]`.
-    """
+    """Returns the ranks in a ring, `[..., R]`; negative in empty places."""
     newest = counts[..., None] - 1
     places = numbers(num_places)
     return newest - (newest - places) % num_places

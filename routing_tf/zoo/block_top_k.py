@@ -297,10 +297,7 @@ class BlockTopKHeads(HeadGroup):
 
 
 def _cached_scores(cache, query):
-    """Returns the products of a query with the mean keys, `<float32>[B, H, G]`.
-
-    Also returns which blocks contain a token, `<bool>` of the same shape.
-    """
+    """Returns products with mean keys `[B, H, G]`, and which blocks have a token."""
     means = chosen_blocks.key_means(cache["sums"], cache["counts"])
     return ops.einsum("bhld,bhgd->bhg", query, means), cache["counts"] > 0
 

@@ -151,28 +151,13 @@ class FeatureMapHeads(HeadGroup):
         return self._quotient(ops.matmul(query, sums))
 
     def query_features(self, query):
-        """Returns features of scaled queries, up to a factor for each query.
-
-        Args:
-            query: `<float>[batch, heads, length, key_dim]`.
-
-        Returns:
-            `<float32>[batch, heads, length, features]`.
-        """
+        """Returns `<float32>[B, H, L, features]`, up to a factor for each query."""
         # The paper scales queries as much as keys, or not at all.
         power = {"elu": 0.5, "positive": 0.25, "fourier": 0.0}[self.feature_map]
         return self._features(ops.cast(query, "float32") * self.key_dim**power)[0]
 
     def key_features(self, key):
-        """Returns features of keys, and the logarithms of factors of them.
-
-        Args:
-            key: `<float>[batch, heads, length, key_dim]`.
-
-        Returns:
-            `<float32>[batch, heads, length, features]`, and
-            `<float32>[batch, heads, length]` or None.
-        """
+        """Returns features of keys, and logarithms of factors `[B, H, L]` or None."""
         power = -0.25 if self.feature_map == "positive" else 0.0
         return self._features(ops.cast(key, "float32") * self.key_dim**power)
 

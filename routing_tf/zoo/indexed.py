@@ -364,11 +364,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         update_or_hold(self, [ops.stop_gradient(total), number])
 
     def move(self, statistics):
-        """Counts a training step; see `OnlineKMeans.move`.
-
-        Args:
-            statistics: list of the sum of the losses of queries, and of their number.
-        """
+        """Counts a training step; see `OnlineKMeans.move`."""
         total, number = statistics
         self.training_steps.assign_add(1.0)
         self.indexer_loss.assign(batch_losses.mean([total], [number]))

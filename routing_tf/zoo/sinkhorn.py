@@ -261,11 +261,7 @@ def _sums(x, real):
 
 
 def _before(x):
-    """Returns the sums over earlier blocks of `<float32>[batch, heads, blocks, dim]`.
-
-    They leave out the block itself: adding and subtracting it would leave rounding
-    errors.
-    """
+    """Returns sums over earlier blocks, exactly without the block itself."""
     earlier = ops.pad(ops.cumsum(x, axis=2), [(0, 0), (0, 0), (1, 0), (0, 0)])
     return cut_axis(earlier, 0, length_of(x, 2), axis=2)
 

@@ -226,11 +226,7 @@ class MovingThresholds(ConfiguredLayer):
         return margins
 
     def margins(self, scores):
-        """Returns the scores minus the thresholds, without moving the thresholds.
-
-        Args:
-            scores: as in a call.
-        """
+        """Returns the scores minus the thresholds, which do not move."""
         thresholds = ops.convert_to_tensor(self.thresholds)
         return [own - thresholds[i][:, None] for i, own in enumerate(scores)]
 
@@ -330,10 +326,7 @@ class AboveThreshold(LastMembers):
         ]
 
     def _best(self, scores):
-        """Returns which thresholds are reached `<bool>[..., M]` of the best clusters.
-
-        Also returns these clusters, `<int32>[..., M]`, all different, best first.
-        """
+        """Returns which of the best clusters are reached, and these, best first."""
         best, clusters = backends.top_k(scores, self.num_copies)
         return best >= 0, ops.cast(clusters, "int32")
 

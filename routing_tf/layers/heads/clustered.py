@@ -209,8 +209,7 @@ class ClusteredHeads(HeadGroup):
     def choose(self, assigned, mask, training=None):
         """Returns sorted members `<int>[B, H, K, W]`, and a mask of them or None.
 
-        Here each cluster takes the tokens that score highest. `mask` is `[B, 1 or H,
-        L]`.
+        Each cluster takes the tokens that score highest. `mask` is `[B, 1 or H, L]`.
         """
         scores = assigned.scores
         window = self.window(length_of(scores, 2))
@@ -220,8 +219,7 @@ class ClusteredHeads(HeadGroup):
     def choose_in_segments(self, assigned, starts, mask, training=None):
         """Returns who is a member within each segment, `<bool>[B, H, K, L]`.
 
-        `starts` `<int32>[B, 1, L]` are the positions at which each one's segment
-        starts.
+        `starts` `<int32>[B, 1, L]` are positions at which their segments start.
         """
         near_tie, window = 0.0 if training else self.near_tie, self.attention_window
         return segment_members.expert_choice(

@@ -21,9 +21,8 @@ NEAR_TIE = 2e-7
 def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
     """Returns the tokens that score highest, `<int>[B, H, K, W]`, in ascending order.
 
-    Of tokens whose scores differ by at most `near_tie`, the earlier ones are taken.
-    With a mask, padding is taken only if a cluster finds too few tokens, and comes
-    after them.
+    Of scores that differ by at most `near_tie`, the earlier ones are taken; padding
+    only if a cluster finds too few tokens, and after them.
 
     Reference: paper, Algorithm 1, lines 13-16; `gather_cluster_attention_items`.
     """

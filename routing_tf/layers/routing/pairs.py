@@ -86,11 +86,9 @@ def at_places(x, index):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Queries:
-    """Queries in order of position.
+    """Queries `<float>[B, H, L, D]`, as they see near pairs and pairs from far.
 
-    `near` and `far`, as they see such pairs, are `<float>[B, H, L, D]`; `places` and
-    `segments` are as in `Pairs`. `starts`, broadcastable to `[B, 1, L]`, are the
-    positions at which documents start.
+    `starts` are the positions at which their documents start, as `[B, 1, L]`.
     """
 
     near: Any

@@ -93,9 +93,8 @@ class RelativePosition(ConfiguredLayer):
     def key_logits(self, query, num_keys, offset, is_causal=False):
         """Returns `query · key_embeddings[distance]`, `<float>[..., queries, keys]`.
 
-        The distance of key `j` from query `i` is `j - offset - i`. With `is_causal`, a
-        mask hides later keys: the last query sees all keys, and each earlier one a key
-        less.
+        Key `j` has the distance `j - offset - i` from query `i`. With `is_causal`, a
+        mask hides later keys: the last query sees all, each earlier one a key less.
         """
         num_queries = length_of(query, -2)
         columns = _num_columns(num_queries, num_keys, is_causal)

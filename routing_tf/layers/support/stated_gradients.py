@@ -29,6 +29,7 @@ def automatic_gradients():
     attention = layers.MixedAttention([layers.RoutedHeads(2, 4, 16)], key_dim=8)
     x = np.random.normal(size=(1, 32, 16)).astype("float32")
     with layers.automatic_gradients():
+        y = attention(x, use_causal_mask=True)
         if keras.backend.backend() == "jax":
             import jax
 

@@ -70,15 +70,7 @@ class _PooledHeads(layers.FullHeads):
         )
 
     def position_logits(self, query, num_keys):
-        """Returns the part of the logits that depends on distances.
-
-        Args:
-            query: `<float>[batch, heads, queries, key_dim]`.
-            num_keys: number of keys.
-
-        Returns:
-            `<float>[batch, heads, queries, keys]`.
-        """
+        """Returns logits of distances, `<float>[batch, heads, queries, keys]`."""
         kernel = self._as(self.position_kernel, query)
         projected = ops.einsum("bhqk,hdk->bhqd", query, kernel)
         of_sin, of_cos = ops.split(projected, 2, axis=-1)
@@ -341,13 +333,6 @@ def _checked_sizes(block_sizes):
 
 
 def _pairs(x):
-    """Puts two adjacent rows side by side, the last one with nothing if it is odd.
-
-    Args:
-        x: `[batch, length, size]`.
-
-    Returns:
-        `[batch, ceil(length / 2), 2, size]`.
-    """
+    """Puts adjacent rows side by side, `[B, pairs, 2, size]`; an odd one with zeros."""
     x = ops.pad(x, [(0, 0), (0, 1), (0, 0)])
     return ops.stack([x[:, :-1:2], x[:, 1::2]], axis=2)

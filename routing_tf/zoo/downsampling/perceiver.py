@@ -313,12 +313,11 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         return self._outputs(latents, output_queries, training)
 
     def make_cache(self, batch_size, max_length):
-        """Makes an empty cache, for calls of a causal model that go on behind others.
+        """Makes an empty cache, for calls of a causal model that continue after others.
 
-        Its latents are the last `num_latents` of `max_length` inputs, so that they stay
-        the same from call to call. The first call must reach the first of them, and
-        later ones may have any number of inputs. Outputs are those of one pass over
-        `max_length` inputs.
+        Its latents are the last `num_latents` of `max_length` inputs. The first call
+        must reach the first of them, and later ones may have any number of inputs.
+        Outputs are those of one pass over `max_length` inputs.
 
         Args:
             batch_size: number of sequences.
@@ -328,8 +327,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             A structure of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
-            ValueError: if the model is not causal or not built, or a number is not a
-                positive integer.
+            ValueError: if the model is not causal or not built.
         """
         arguments.check_built(self, "make_cache")
         batch_size = check_positive_integer("batch_size", batch_size)

@@ -177,11 +177,7 @@ class SparseFeedForward(ConfiguredLayer):
     def choose(self, inputs):
         """Returns which unit of each block a token uses, not in training.
 
-        Args:
-            inputs: as in a call.
-
-        Returns:
-            `<int32>[batch, length, blocks]`, numbers within a block.
+        They are numbers within a block, `<int32>[batch, length, blocks]`.
         """
         arguments.check_built(self, "choose")
         inputs = ops.convert_to_tensor(inputs)

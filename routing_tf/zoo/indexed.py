@@ -311,7 +311,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         return ops.concatenate([rotate(x[..., :size], *position), x[..., size:]], -1)
 
     def _visible(self, inputs, places):
-        """Tells which tokens queries see, broadcastable to `<bool>[B, Q, S]`.
+        """Returns which tokens queries see, broadcastable to `<bool>[B, Q, S]`.
 
         `places` are those of the queries, `<int32>[Q]`.
         """

@@ -394,7 +394,7 @@ class SortedChunks(_InRounds, Rule):
         return without_padding(output, real_tokens(inputs))
 
     def _mask(self, order, num_real):
-        """Tells which keys queries see, broadcastable to `[B, F, N, C, S]`."""
+        """Returns which keys queries see, broadcastable to `[B, F, N, C, S]`."""
         chunks, slots = numbers(order.num_chunks), numbers(order.size)
         places = chunks[:, None] * order.size + numbers(2 * order.size) - order.size
         seen = ops.convert_to_tensor(places >= 0)

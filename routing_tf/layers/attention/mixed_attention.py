@@ -140,7 +140,7 @@ class MixedAttention(Projections):
         the map `<float>[batch, heads, length, memory length]`. With a cache, a pair:
         the output, and the cache with the tokens of `query`.
 
-    The layer passes the Keras mask of `query` on. `enable_lora` adapts projections.
+    The layer propagates the mask of `query`. `enable_lora` adapts projections.
     `quantize` of a model changes them as it does `Dense` layers.
 
     Raises:
@@ -274,9 +274,9 @@ class MixedAttention(Projections):
         Args:
             batch_size: number of sequences.
             max_length: largest number of tokens of a sequence; for positions on two
-                axes, a tuple of their lengths. Beyond it, outputs are wrong if
-                `cache_index` is traced; otherwise it is refused, except by heads whose
-                cache does not grow.
+                axes, a tuple of their lengths. Heads whose cache does not grow with it
+                can go beyond it; for others, a `cache_index` beyond it is refused, and
+                gives wrong outputs if it is traced.
             value: `<float>[batch, memory length, memory dim]`, another sequence, to
                 which at most `max_length` queries attend; None (the default) for
                 self-attention.

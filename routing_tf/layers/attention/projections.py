@@ -1,4 +1,4 @@
-"""What head groups get of a sequence, and projections to it and back."""
+"""Input, query, key, value and output projections of attention layers."""
 
 import dataclasses
 from functools import partial

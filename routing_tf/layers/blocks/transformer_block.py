@@ -227,7 +227,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             getattr(self, f"{name}_output").build(inputs_shape)
 
     def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
-        """Makes an empty cache, for calls that go on behind earlier tokens.
+        """Makes an empty cache, for calls that continue after earlier tokens.
 
         Args:
             batch_size: number of sequences.

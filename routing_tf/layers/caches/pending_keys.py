@@ -1,8 +1,7 @@
 """Keys that wait for the value that follows them, with `key_shift=1`.
 
-Behind the newest token its key has no value yet. A cache holds this key apart, with the
-position of its token, and the next token offers it with its own value. All else in a
-cache is complete.
+The newest key has no value yet. A cache holds this key apart, with the position of its
+token, and the next token offers it with its own value. All else in a cache is complete.
 
 Letters: B batch, H heads, T tokens of a call, D dim, K clusters.
 """
@@ -36,18 +35,18 @@ def forgotten(cache):
 
 
 def offer(pending, index, mask, **keys):
-    """Moves the keys of tokens one position later, behind the one that is held.
+    """Moves the keys of tokens one position later, after the one that is held.
 
     Args:
         pending: as returned by `none` or this function.
         index: position of the first token.
         mask: `<bool>[B, 1, T]`, False for padding; None for no padding. What stands
-            behind the last real token of a row offers nothing, and may be room.
+            after the last real token of a row offers nothing, and may be room.
         **keys: `[B, H, T, ...]`, what belongs to a key, by the names of `none`.
 
     Returns:
         `keys` of the tokens before; which of them are there, `<bool>[B, 1, T]`; which
-        of them the token follows at once, likewise; and what is held behind the tokens.
+        of them the token follows at once, likewise; and what is held after the tokens.
     """
     is_real = known_mask(next(iter(keys.values())), mask)
     last = last_token(is_real)

@@ -334,7 +334,7 @@ class ClusteredHeads(HeadGroup):
         return query, query if inputs.key is None else normalize(inputs.key)
 
     def next_tokens(self, inputs, rule, cache, index):
-        """Returns the `RoutedTokens` of tokens from `index` on, behind a cache."""
+        """Returns the `RoutedTokens` of tokens from `index` on, after a cache."""
         return self.routed_tokens(inputs, rule)
 
     def window(self, length):

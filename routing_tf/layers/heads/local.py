@@ -308,7 +308,7 @@ class LocalHeads(HeadGroup):
         return window
 
     def _shares_real_tokens(self, inputs):
-        """Whether a memory is cut into as many blocks as the query has."""
+        """Returns whether a memory is cut into as many blocks as the query has."""
         return (
             inputs.is_cross_attention
             and not inputs.use_causal_mask
@@ -382,7 +382,7 @@ class LocalHeads(HeadGroup):
         return library(memory_length).ones((1, 1, memory_length), "bool")
 
     def _earlier(self, block, window):
-        """Tells which slots of a window are earlier than a query, `[block, window]`."""
+        """Returns which slots of a window precede a query, `[block, window]`."""
         slots = numbers(window) - self._first_own_slot(block)
         return slots <= numbers(block)[:, None]
 

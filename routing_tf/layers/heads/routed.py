@@ -50,7 +50,7 @@ class RoutedHeads(ClusteredHeads):
             `"prefix"`; more take more memory. None (the default) for
             `attention_window`.
         clusters_per_query: in token choice, number of clusters that a query reads, an
-            equal share of `attention_window` in each, which it must divide. Defaults to
+            equal share of `attention_window` in each. It must divide that. Defaults to
             1.
         share_query_key: whether the projection of the queries also makes the keys.
             Defaults to True.

@@ -199,7 +199,7 @@ class ClusterBlocks:
         return tuple(ops.swapaxes(each, -1, -2) for each in (first, windows))
 
     def mask(self, nearest=0):
-        """Tells which slots of its block a token sees, up to its own.
+        """Returns which slots of its block a token sees, up to its own.
 
         Returns `<bool>[T, T]`; None for all. With `nearest=1` it does not see itself.
         """
@@ -209,7 +209,7 @@ class ClusterBlocks:
         return (back >= nearest) & (back < self.attention_window)
 
     def window_mask(self, nearest=0):
-        """Tells which slots a token of a chunk sees, broadcastable to `[N, C, S]`.
+        """Returns which slots a token of a chunk sees, broadcastable to `[N, C, S]`.
 
         With `nearest=1` it does not see itself.
         """

@@ -131,7 +131,7 @@ class ClusterOrder:
         return self._num_chunks_before(attention_window) * self.chunk_size
 
     def window_mask(self, attention_window, nearest=0):
-        """Tells which slots of its window a token sees: the last of its cluster.
+        """Returns which slots of its window a token sees: the last of its cluster.
 
         Returns `<bool>[B, H, N, C, S]`. The attention window includes the token itself,
         even with `nearest=1`, where it does not see itself.
@@ -155,7 +155,7 @@ class ClusterOrder:
 
 
 def windows_are_gathered():
-    """Whether `gathered_windows` is faster than `memory_windows`."""
+    """Returns whether `gathered_windows` is faster than `memory_windows`."""
     return keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
 
 

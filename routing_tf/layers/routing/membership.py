@@ -1,4 +1,4 @@
-"""Which tokens are in which cluster, and scattering their results back.
+"""Members of clusters, and the scattering of their results to tokens.
 
 Letters: B batch, H heads, L length, K clusters, W members of a cluster, D dim.
 """

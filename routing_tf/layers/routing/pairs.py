@@ -130,7 +130,7 @@ def document_places(length, mask, segments):
 class Turn:
     """Turns rows of tokens until their documents start at the first place.
 
-    What stands before a document, which is padding, goes behind all others.
+    Padding before a document goes after all others.
 
     Args:
         starts: `<int32>`, broadcastable to `[B, 1, 1]`, where documents start.

@@ -22,7 +22,7 @@ def ranks(counts, num_places):
 
 
 def joined(cache, clusters, is_member, **new):
-    """Returns a cache of rings with new members behind those that are there.
+    """Returns a cache of rings with new members after those that are there.
 
     Args:
         cache: has `"counts"`, the numbers of members so far `<int32>[B, H, K]`.

@@ -132,7 +132,7 @@ class Rule:
         return entries[..., None, :]
 
     def member_mask(self, inputs, members, filled=None):
-        """Tells which slots of a cluster queries may see; None for all.
+        """Returns which slots of a cluster queries may see; None for all.
 
         `filled`, as `members` `[B, H, K, W]`, is False in slots without a member.
         """

@@ -1,4 +1,4 @@
-"""Which tokens are in which cluster if clusters choose within each segment.
+"""Members of clusters, chosen within each segment.
 
 Letters: B batch, H heads, L length, K clusters.
 """

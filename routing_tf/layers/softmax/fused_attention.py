@@ -61,7 +61,7 @@ def attend(implementation, query, key, value, mask=None, bias=None, is_causal=Fa
     broadcastable to `[..., queries, keys]`. With `is_causal`, which needs as many
     queries as keys, a query sees only keys up to its own place. The output of a query
     that sees nothing has no meaning. `"auto"` is cuDNN where possible, and one message
-    elsewhere; `"xla"` is the reference of JAX.
+    elsewhere; `"xla"` is the reference of JAX. Others are an error if JAX refuses.
     """
     operands, restore = _arranged(query, key, value, mask, bias)
     kernel = functools.partial(

@@ -61,7 +61,7 @@ class ScaledDotProduct(ConfiguredLayer):
             for token choice and hashed heads, whose queries are routed as their keys
             are; all else is `"plain"` there. `keras.config.disable_flash_attention()`
             makes `"plain"` of `"auto"` in all layers. For tests and benchmarks:
-            `"cudnn"`, and `"splash"` for these heads, raise an error in place of the
+            `"cudnn"`, and `"splash"` for these heads, raise an error instead of the
             message, and `"xla"` is JAX's reference.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` between
             -c and c (Gemma 2); None (the default) for no cap. Relative positions are

@@ -84,7 +84,7 @@ def without_autocast():
 
 
 def is_compiled_by_xla():
-    """Whether XLA will compile the function that TensorFlow traces now."""
+    """Returns whether XLA will compile the function that TensorFlow traces now."""
     import tensorflow as tf
     from tensorflow.python.ops import control_flow_util
 

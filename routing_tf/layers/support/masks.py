@@ -65,7 +65,7 @@ def causal_mask(num_queries, num_keys):
 
 
 def sees_some(mask, num_queries=None, num_keys=None):
-    """Tells which queries see any key, broadcastable to `[..., queries, 1]`.
+    """Returns which queries see any key, broadcastable to `[..., queries, 1]`.
 
     Args:
         mask: `<bool>`, broadcastable to `[..., queries, keys]`.

@@ -76,7 +76,7 @@ class Segments:
 
     @property
     def is_in_last(self):
-        """Tells which tokens are in the last segment, `<bool>[B, 1, L]`."""
+        """Returns which tokens are in the last segment, `<bool>[B, 1, L]`."""
         starts = self.query_starts
         return starts == starts[:, :, length_of(starts, 2) - 1 :]
 
@@ -194,7 +194,7 @@ def next_positions(starts):
 
 
 def changes(x):
-    """Tells where `[..., L]` changes; True at position 0."""
+    """Returns where `[..., L]` changes; True at position 0."""
     first = ops.ones_like(x[..., :1], dtype="bool")
     return ops.concatenate([first, x[..., 1:] != x[..., :-1]], axis=-1)
 

@@ -103,7 +103,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
     Each block but the first begins with a layer whose queries are means of two adjacent
     hidden states, and whose keys and values are the states before. The decoder repeats
     the last states to the full length, adds those of the first block, and applies a few
-    more layers. It is not causal: tokens read those behind them, and share means with
+    more layers. It is not causal: tokens read those after them, and share means with
     them.
 
     Means leave padding out, so it has no influence; in the authors' code a pair with

@@ -66,7 +66,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         share_weights: whether all readings but the first have the same weights, and the
             blocks after each reading, too, as in Perceiver. Defaults to True.
         causal: whether the latents are the last inputs. Defaults to False.
-        heads: list of head groups in place of `num_heads` full ones, such as
+        heads: list of head groups instead of `num_heads` full ones, such as
             `[layers.RoutedHeads(4, 8, 32), layers.LocalHeads(4, (32,))]`, of which each
             block gets its own copies; None (the default) for full attention. Those
             without a `dtype` take that of the model.
@@ -353,7 +353,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             )
 
     def _step(self, inputs, mask, cache):
-        """Does what `call` does behind the inputs of a cache."""
+        """Does what `call` does after the inputs of a cache."""
         static_length("inputs", inputs)
         self._check_causal()
         first, starts = first_latent(self, inputs, cache), cache.starts_anew

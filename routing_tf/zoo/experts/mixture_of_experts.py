@@ -112,7 +112,7 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         training: whether jitter, random choices and dropout are on, and losses are
             added and statistics written.
         cache: what `make_cache` or an earlier call returned, for calls that go on
-            behind earlier tokens; None (the default) for none.
+            after earlier tokens; None (the default) for none.
 
     Returns:
         `<float>[batch, length, dim]`; with a cache, a pair: this tensor, and the cache

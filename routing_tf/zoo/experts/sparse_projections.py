@@ -49,7 +49,7 @@ class SparseProjectionAttention(MixedAttention):
     A call with one token multiplies by D and E one after the other, and reads no more
     weights than these.
 
-    The authors' code has a kernel of one module for values, and no projection behind
+    The authors' code has a kernel of one module for values, and no projection after
     the heads, as with `use_output_projection=False`.
 
     Args:

@@ -31,7 +31,7 @@ COMPRESSIONS = ("convolution", "mean_pooling", "max_pooling", "most_used")
 
 @keras.saving.register_keras_serializable("routing_tf")
 class CompressiveAttention(TransformerXLAttention):
-    """Causal attention to a segment, to a memory, and to a compressed memory behind it.
+    """Causal attention to a segment, to a memory, and to a compressed memory before it.
 
     At the end of a segment its tokens enter the memory, whose oldest `segment_length`
     positions leave it and are compressed; compressed positions that are too many are

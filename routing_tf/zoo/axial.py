@@ -48,11 +48,9 @@ class AxialHeads(OneSequenceHeads):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `axis` is unknown, `width` is not a positive integer, relative
-            positions come with both axes, or `HeadGroup` refuses an argument; when
-            called, if `width` is missing for positions on one axis or differs from that
-            of positions on two, or if query and value are different sequences or differ
-            in length.
+        ValueError: if relative positions come with both axes; when called, if `width`
+            is missing for positions on one axis or differs from that of positions on
+            two, or if query and value are different sequences or differ in length.
 
     Example:
 

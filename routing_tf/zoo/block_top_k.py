@@ -59,9 +59,8 @@ class BlockTopKHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `block_length` or `num_blocks` is not a positive integer, `mix`
-            is unknown, or `HeadGroup` refuses an argument; when called, if
-            `use_causal_mask=True` and query and value differ in length.
+        ValueError: when called, if `use_causal_mask=True` and query and value differ in
+            length.
 
     Example:
 

@@ -65,10 +65,8 @@ class ClusteredQueryHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if a number is not a positive integer, `seed` is not an integer of
-            at least 0, `hash_bias` is not a boolean, or an argument has no meaning or
-            `HeadGroup` refuses it; when called, with a causal mask; from `make_cache`,
-            always.
+        ValueError: if an argument has no meaning; when called, with a causal mask; from
+            `make_cache`, always.
 
     Example:
 

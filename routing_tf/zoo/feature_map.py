@@ -72,11 +72,8 @@ class FeatureMapHeads(HeadGroup):
     of its key by its exponential. A query that sees no key returns zero.
 
     Raises:
-        ValueError: if `feature_map` is unknown, `num_features` or `chunk_length` is
-            not a positive integer, `seed` is not an integer of at least 0,
-            `max_relative_position` or `dropout` is given, or `HeadGroup` refuses an
-            argument; when called, if `use_causal_mask=True` and query and value differ
-            in length.
+        ValueError: if `max_relative_position` or `dropout` is given; when called, if
+            `use_causal_mask=True` and query and value differ in length.
 
     Example:
 

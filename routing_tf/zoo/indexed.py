@@ -110,10 +110,8 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
     `MixedAttention` passes them.
 
     Raises:
-        ValueError: if a number is not a positive integer (`warm_up_steps`: at least 0),
-            `indexer_rotary_dim` is odd or exceeds `indexer_dim`, `indexer_loss_weight`
-            is negative, or `HeadGroup` refuses an argument; when called, without
-            features, or with another sequence as value.
+        ValueError: if `indexer_rotary_dim` is odd or exceeds `indexer_dim`; when
+            called, without features, or with another sequence as value.
 
     Example:
 

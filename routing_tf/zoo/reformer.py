@@ -79,12 +79,10 @@ class ReformerHeads(HashedHeads):
     differences of place in the order of buckets.
 
     Raises:
-        ValueError: if `num_buckets` is odd with `hash="rotation"`, `num_rounds` is not
-            a positive integer, `hash` or `normalization` is unknown,
-            `attends_to_self=False` comes with shifted or separate keys, or
-            `HashedHeads` refuses an argument; when called, as in `HashedHeads`, with
-            several rounds if the value is another sequence, and in chunks with separate
-            keys.
+        ValueError: if `num_buckets` is odd with `hash="rotation"`, or
+            `attends_to_self=False` comes with shifted or separate keys; when called, as
+            in `HashedHeads`, with several rounds if the value is another sequence, and
+            in chunks with separate keys.
 
     Example:
 

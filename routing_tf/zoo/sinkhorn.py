@@ -66,10 +66,8 @@ class SinkhornHeads(OneSequenceHeads):
     each step sorts again.
 
     Raises:
-        ValueError: if `block_length` or `num_iterations` is not a positive integer,
-            `temperature` is not a positive number, or an argument has no meaning or
-            `HeadGroup` refuses it; when called, with a token bias or another sequence
-            as value.
+        ValueError: if an argument has no meaning; when called, with a token bias or
+            another sequence as value.
 
     Example:
 

@@ -59,10 +59,8 @@ class ThresholdHeads(ClusteredHeads):
     Call arguments and Returns: as in `RoutedHeads`.
 
     Raises:
-        ValueError: if `attention_window` or `max_clusters_per_token` is not a positive
-            integer, `threshold_decay` is not in [0, 1), or an argument is refused by
-            `Clustering`, `ClusteredHeads` or `HeadGroup`; when called, if there is no
-            causal mask or the value is another sequence.
+        ValueError: when called, if there is no causal mask or the value is another
+            sequence.
 
     Example:
 
@@ -171,9 +169,6 @@ class MovingThresholds(ConfiguredLayer):
 
     Returns:
         List of the scores minus the thresholds, at least 0 for scores that reach them.
-
-    Raises:
-        ValueError: if `num_streams` is not a positive integer or `decay` not in [0, 1).
 
     Example:
 

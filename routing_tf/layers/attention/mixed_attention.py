@@ -144,27 +144,12 @@ class MixedAttention(Projections):
     `quantize` of a model changes them as it does `Dense` layers.
 
     Raises:
-        ValueError: if a size is not a positive integer, or `head_groups` is empty,
-            holds one group twice, something else than head groups, or groups with
-            blocks of different shapes on two axes, or `num_key_value_heads` does not
-            divide the heads or is given with shared queries and keys, or
-            `logit_soft_cap` is not a positive number, `qk_norm` is not a boolean, or
-            one of the groups cannot have it; when built, if another layer has built a
-            group;
-            when called, if a dense `attention_mask` is given, `query` or `value` is no
-            dense tensor, a `key_mask` is given, `value` or a mask does not fit, `key`
-            is another tensor than `value`, masks go by position, positions have other
-            axes than the blocks, `use_causal_mask=True` and `value` has another length
-            than `query`, or a length is unknown while TensorFlow traces positions on
-            two axes, random heads or a call with a cache; or if a cache is given while
-            training, with attention scores, for attention to another sequence without
-            its memory, for another number of sequences, without room for the tokens, or
-            in a Functional model,
-            or `cache_index` is negative, no integer, or not the number of tokens that
-            the cache was fed;
-            or if `segment_ids` are no integers, have no entry for each position, come
-            with positions on two axes or a cache of another sequence, or heads cannot
-            have them.
+        ValueError: when built, if another layer has built a group; when called, if a
+            dense `attention_mask` or a `key_mask` is given, `key` is another tensor
+            than `value`, `use_causal_mask=True` and `value` has another length than
+            `query`, or a length is unknown while TensorFlow traces positions on two
+            axes, random heads or a call with a cache; with a cache also while training,
+            with attention scores, or in a Functional model.
 
     Example:
 

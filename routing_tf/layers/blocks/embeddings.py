@@ -227,9 +227,7 @@ class GridEmbedding(_Places):
         `<float>[batch, length, dim]`.
 
     Raises:
-        ValueError: if `grid_shape` is not a tuple of positive integers, `restart` is
-            not a boolean, or the initializer is unknown; when called, if `inputs` are
-            longer than the grid.
+        ValueError: when called, if `inputs` are longer than the grid.
 
     Example:
 

@@ -51,9 +51,8 @@ class SubpixelEmbedding(ConfiguredLayer):
         `<float>[batch, height, width * channels, embedding_dim]`.
 
     Raises:
-        ValueError: if a size is not a positive integer, an initializer is unknown, or
-            `coordinate_embeddings` come without `position_embeddings`; when built, if
-            blocks do not divide the image.
+        ValueError: if `coordinate_embeddings` come without `position_embeddings`; when
+            built, if blocks do not divide the image.
 
     Example:
 
@@ -235,8 +234,7 @@ class RowColumnEmbedding(ConfiguredLayer):
         `<float>[batch, rows, columns, dim]`.
 
     Raises:
-        ValueError: if `max_length` is not a positive integer; when built, if the inputs
-            have more rows or columns.
+        ValueError: when built, if the inputs have more rows or columns.
 
     Example:
 

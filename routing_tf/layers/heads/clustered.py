@@ -66,10 +66,8 @@ class ClusteredHeads(HeadGroup):
     of rank in the sorted list of members.
 
     Raises:
-        ValueError: if `attention_window` is not a positive integer, `exploring_queries`
-            is negative, or `HeadGroup` refuses an argument; when built, if `key_dim` is
-            less than 2; when called, if `use_causal_mask=True` and query and value
-            differ in length.
+        ValueError: when built, if `key_dim` is less than 2; when called, if
+            `use_causal_mask=True` and query and value differ in length.
 
     Reference: `clustered_local_attention_helper` of the release.
     """

@@ -46,10 +46,8 @@ class HashedHeads(ClusteredHeads):
     of rank in the sorted list of members.
 
     Raises:
-        ValueError: if `num_buckets` is not an integer of at least 2, `attention_window`
-            is not a positive integer, or `HeadGroup` refuses an argument; when built,
-            if `key_dim` is less than 2; when called, if `use_causal_mask=True` and
-            query and value differ in length.
+        ValueError: when built, if `key_dim` is less than 2; when called, if
+            `use_causal_mask=True` and query and value differ in length.
 
     Example:
 

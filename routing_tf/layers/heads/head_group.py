@@ -100,16 +100,11 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         `<float>[batch, heads, length, value_dim]`.
 
     Raises:
-        ValueError: if `num_heads` or `max_relative_position` is not a positive
-            integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
-            is unknown, `key_shift` is neither 0 nor 1, `rotary_positions` or `qk_norm`
-            is not a boolean, `rotary_wavelength` or `logit_soft_cap` is not a positive
-            number, `attention_implementation` is unknown, or `logit_soft_cap` or
-            `qk_norm` is given to heads whose weights are not a softmax of products;
-            when built, if keys have an odd size for rotary positions; when called, if
-            `use_causal_mask=True` and query and value differ in length, if
-            `key_shift=1` comes without a causal mask or with another sequence as value,
-            or if rotary positions come with another sequence.
+        ValueError: if `logit_soft_cap` or `qk_norm` is given to heads whose weights are
+            not a softmax of products; when built, if keys have an odd size for rotary
+            positions; when called, if `use_causal_mask=True` and query and value differ
+            in length, if `key_shift=1` comes without a causal mask or with another
+            sequence as value, or if rotary positions come with another sequence.
     """
 
     #: Whether the group wants keys of its own in self-attention.

@@ -71,14 +71,11 @@ class LocalHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if a number in a block shape is not a positive integer,
-            `flange_blocks` is not an integer of at least 0 or one for each axis,
-            `dilation` is not a positive integer or not 1 for blocks on two axes, or
-            `HeadGroup` refuses an argument; when called, if the positions do not have
-            the axes of the block, if query and value have different numbers of blocks
-            (with `memory_block_shape` or on two axes), if there is a dilation and
-            `value` is another sequence, or if `use_causal_mask=True` and query and
-            value differ in length or blocks.
+        ValueError: if `dilation` is not 1 for blocks on two axes; when called, if the
+            positions do not have the axes of the block, if query and value have
+            different numbers of blocks (with `memory_block_shape` or on two axes), if
+            there is a dilation and `value` is another sequence, or if
+            `use_causal_mask=True` and query and value differ in length or blocks.
 
     Example:
 

@@ -113,8 +113,8 @@ class MultipoleHeads(ClusteredHeads):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if an argument is out of range, `far_distance` comes without rotary
-            positions, or `keeps_all` with dropout.
+        ValueError: if `far_distance` comes without rotary positions, or `keeps_all`
+            with dropout.
 
     Example:
 

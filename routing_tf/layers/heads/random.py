@@ -45,11 +45,9 @@ class RandomHeads(ClusteredHeads):
     too few tokens, and is never seen.
 
     Raises:
-        ValueError: if `num_clusters` or `attention_window` is not a positive integer,
-            `seed` is negative, or `HeadGroup` refuses an argument; when built, if
-            `key_dim` is less than 2; when called, if `use_causal_mask=True` and query
-            and value differ in length, or a length is unknown while TensorFlow traces
-            the call.
+        ValueError: when built, if `key_dim` is less than 2; when called, if
+            `use_causal_mask=True` and query and value differ in length, or a length is
+            unknown while TensorFlow traces the call.
 
     Example:
 

@@ -101,10 +101,6 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     Returns:
         Scores `<float32>[batch, heads, length, num_clusters]`, or a tuple of them.
 
-    Raises:
-        ValueError: if `num_clusters` is not a positive integer, or `Clustering` refuses
-            a setting.
-
     Example:
 
     ```python

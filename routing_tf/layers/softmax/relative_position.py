@@ -40,10 +40,6 @@ class RelativePosition(ConfiguredLayer):
     Call arguments: none; use `key_logits` and `value_sums`, or `key_logits_at` and
     `value_sums_at` if distances are not differences of slots.
 
-    Raises:
-        ValueError: if `max_relative_position` is not a positive integer, or an
-            initializer is unknown.
-
     Example:
 
     ```python

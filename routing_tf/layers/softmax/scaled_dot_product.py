@@ -95,12 +95,8 @@ class ScaledDotProduct(ConfiguredLayer):
         `<float32>[..., queries]`, large and negative for a query that sees nothing.
 
     Raises:
-        ValueError: if `dropout` is not in [0, 1), `max_relative_position` is neither
-            None nor a positive integer, `logit_soft_cap` is not a positive number,
-            `seed` is neither None nor an integer of at least 0, an initializer is
-            unknown, or `attention_implementation` is none of the above; when called, if
-            `"cudnn"` or `"xla"` cannot compute the attention. (`"splash"` raises it in
-            heads with clusters, and is `"plain"` here.)
+        ValueError: when called, if `"cudnn"` or `"xla"` cannot compute the attention.
+            (`"splash"` raises it in heads with clusters, and is `"plain"` here.)
 
     Example:
 

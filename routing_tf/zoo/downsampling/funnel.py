@@ -140,8 +140,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
         contain a real token.
 
     Raises:
-        ValueError: if an argument is out of its range, `num_heads` does not divide
-            `hidden_dim` or that is odd; when called, if inputs have another shape.
+        ValueError: if `num_heads` does not divide `hidden_dim` or that is odd.
 
     Example:
 

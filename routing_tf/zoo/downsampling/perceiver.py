@@ -102,12 +102,11 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         the outputs of those inputs that are latents, and the cache with the inputs.
 
     Raises:
-        ValueError: if an argument is out of its range, heads do not divide
-            `latent_dim`, or a causal model has an `output_dim`, whose queries would
-            read later inputs; when called, if inputs do not have three axes, causal
-            ones are not of the size `latent_dim`, or `output_queries` are missing,
-            or given and unknown to the model or of another size, or the first call with
-            a cache does not reach the latents.
+        ValueError: if heads do not divide `latent_dim`, or a causal model has an
+            `output_dim`, whose queries would read later inputs; when called, if causal
+            inputs are not of the size `latent_dim`, `output_queries` are missing, or
+            given and unknown to the model, or the first call with a cache does not
+            reach the latents.
 
     Example:
 

@@ -119,9 +119,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         with the tokens of `inputs`.
 
     Raises:
-        ValueError: if an argument is out of its range, `top_k` exceeds `num_experts`,
-            or `second_choice="random"` has no second choice; when called, if inputs
-            do not have three axes, or with a cache unless places are given by token.
+        ValueError: if `second_choice="random"` has no second choice; when called, with
+            a cache unless places are given by token.
 
     Example:
 

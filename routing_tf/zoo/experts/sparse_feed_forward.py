@@ -58,8 +58,7 @@ class SparseFeedForward(ConfiguredLayer):
         `<float>[batch, length, dim]`.
 
     Raises:
-        ValueError: if an argument is out of its range, or `block_size` does not divide
-            `intermediate_dim`; when called, if inputs do not have three axes.
+        ValueError: if `block_size` does not divide `intermediate_dim`.
 
     Example:
 

@@ -75,10 +75,9 @@ class SparseProjectionAttention(MixedAttention):
     groups that read the tokens themselves, such as `IndexedHeads`, read the modules.
 
     Raises:
-        ValueError: as in `MixedAttention`; if an argument is out of its range; when
-            built, if heads are not of the size of an output that has no projection;
-            when called, with another sequence as `value`, or with positions on two axes
-            and a kernel over several tokens.
+        ValueError: when built, if heads are not of the size of an output that has no
+            projection; when called, as in `MixedAttention`, with another sequence as
+            `value`, or with positions on two axes and a kernel over several tokens.
 
     Example:
 

@@ -69,8 +69,7 @@ class ProductKeyMemory(ConfiguredLayer):
         `<float>[batch, length, value_dim]`.
 
     Raises:
-        ValueError: if an argument is out of its range, `key_dim` is odd, or `top_k`
-            exceeds `num_keys`; when called, if inputs do not have three axes.
+        ValueError: if `key_dim` is odd, or `top_k` exceeds `num_keys`.
 
     Example:
 

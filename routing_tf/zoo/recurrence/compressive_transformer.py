@@ -72,10 +72,9 @@ class CompressiveAttention(TransformerXLAttention):
     must have a known length.
 
     Raises:
-        ValueError: if an argument is out of its range, or a length is no multiple; when
-            called, if inputs do not have three axes, their length is unknown or, with a
-            state, neither that of whole segments nor of a part, or the state is of
-            other inputs.
+        ValueError: if a length is no multiple; when called, if the length of inputs is
+            unknown or, with a state, neither that of whole segments nor of a part, or
+            the state is of other inputs.
 
     Example:
 

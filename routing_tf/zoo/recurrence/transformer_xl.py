@@ -66,9 +66,8 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
         state after these tokens.
 
     Raises:
-        ValueError: if an argument is out of its range, or `num_heads` does not divide
-            `hidden_dim` and there is no `key_dim`; when called, if the state is of
-            other inputs.
+        ValueError: if `num_heads` does not divide `hidden_dim` and there is no
+            `key_dim`; when called, if the state is of other inputs.
 
     Example:
 

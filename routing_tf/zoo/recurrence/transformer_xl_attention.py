@@ -78,8 +78,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         after these tokens.
 
     Raises:
-        ValueError: if an argument is out of its range; when called, if inputs do not
-            have three axes, or the state is of other inputs.
+        ValueError: when called, if the state is of other inputs.
 
     Example:
 

@@ -48,11 +48,9 @@ class AxialHeads(OneSequenceHeads):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `axis` is unknown, `width` is not a positive integer, relative
-            positions come with both axes, or `HeadGroup` refuses an argument; when
-            called, if `width` is missing for positions on one axis or differs from that
-            of positions on two, or if query and value are different sequences or differ
-            in length.
+        ValueError: if relative positions come with both axes; when called, if `width`
+            is missing for positions on one axis or differs from that of positions on
+            two, or if query and value are different sequences or differ in length.
 
     Example:
 
@@ -100,10 +98,7 @@ class AxialHeads(OneSequenceHeads):
         is_grid = positions is not None and len(positions.lengths) > 1
 
         def to_grid(x):
-            """From `[batch, heads, length, ...]` to `[batch, heads, row, column, ...]`.
-
-            False where the last row is incomplete.
-            """
+            """From `[B, H, length, ...]` to rows and columns; 0 after the end."""
             x = positions.restore(x) if is_grid else x
             return blocks.break_into_blocks(x, width, axis=2)
 
@@ -236,11 +231,7 @@ def _turned(x):
 
 
 def _both(x):
-    """From a grid `[batch, heads, row, column]` to the lines of each query.
-
-    Returns them for the row and for the column, broadcastable to
-    `[batch, heads, row, column, slots]`.
-    """
+    """Returns the row and column of each query, `[B, H, row, column, slots]` each."""
     return [x[:, :, :, None, :], _turned(x)[:, :, None]]
 
 

@@ -52,10 +52,7 @@ class BlockPairHeads(OneSequenceHeads):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `num_blocks` is not a positive integer, `permutations` does not
-            have one permutation for each head, `seed` is not an integer of at least 0,
-            or `HeadGroup` refuses an argument; when called, with a causal mask or
-            another sequence as value.
+        ValueError: when called, with a causal mask or another sequence as value.
 
     Example:
 

@@ -59,9 +59,8 @@ class BlockTopKHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `block_length` or `num_blocks` is not a positive integer, `mix`
-            is unknown, or `HeadGroup` refuses an argument; when called, if
-            `use_causal_mask=True` and query and value differ in length.
+        ValueError: when called, if `use_causal_mask=True` and query and value differ in
+            length.
 
     Example:
 
@@ -297,10 +296,7 @@ class BlockTopKHeads(HeadGroup):
 
 
 def _cached_scores(cache, query):
-    """Returns the products of a query with the mean keys, `<float32>[B, H, G]`.
-
-    Also returns which blocks contain a token, `<bool>` of the same shape.
-    """
+    """Returns products with mean keys `[B, H, G]`, and which blocks have a token."""
     means = chosen_blocks.key_means(cache["sums"], cache["counts"])
     return ops.einsum("bhld,bhgd->bhg", query, means), cache["counts"] > 0
 

@@ -65,10 +65,8 @@ class ClusteredQueryHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if a number is not a positive integer, `seed` is not an integer of
-            at least 0, `hash_bias` is not a boolean, or an argument has no meaning or
-            `HeadGroup` refuses it; when called, with a causal mask; from `make_cache`,
-            always.
+        ValueError: if an argument has no meaning; when called, with a causal mask; from
+            `make_cache`, always.
 
     Example:
 
@@ -148,14 +146,9 @@ class ClusteredQueryHeads(HeadGroup):
         return sums + self._read_keys(inputs, keys, share, training)
 
     def clusters(self, query, real):
-        """Returns the cluster of each query.
+        """Returns the cluster of each query, `<int32>[batch, heads, length]`.
 
-        Args:
-            query: `<float>[batch, heads, length, key_dim]`.
-            real: `<bool>[batch, 1, length]`, False for padding.
-
-        Returns:
-            `<int32>[batch, heads, length]`.
+        `real` `<bool>[batch, 1, length]` is False for padding.
         """
         projections = ops.convert_to_tensor(self.projections)
         # Offsets apply to queries that are not scaled.
@@ -223,22 +216,11 @@ class ClusteredQueryHeads(HeadGroup):
 
 
 def _cluster_bits(bits, real, num_clusters, num_iterations):
-    """Finds clusters of vectors of bits by k-means with Hamming distances.
+    """Finds clusters `<int32>[B, H, L]` of bits, 1 and -1, by k-means.
 
-    The first centroids are evenly spaced real tokens. A bit of a centroid is that of
-    most members, and 0 in a tie. A cluster without members keeps its centroid, and a
-    token with equal distances to several centroids is in the first of their clusters.
-
-    Letters: B batch, H heads, L length, N bits.
-
-    Args:
-        bits: `<float32>[B, H, L, N]`, 1 for a bit that is set and -1 for others.
-        real: `<bool>[B, 1, L]`, False for padding, which moves no centroid.
-        num_clusters: number of clusters.
-        num_iterations: number of times that centroids move.
-
-    Returns:
-        `<int32>[B, H, L]`, the cluster of each token.
+    Distances are those of Hamming. The first centroids are evenly spaced real tokens. A
+    bit of a centroid is that of most members, -1 in a tie. A cluster without members
+    keeps its centroid; of equal distances, the first cluster counts.
     """
     centroids = _first_centroids(bits, real, num_clusters)
     for _ in range(num_iterations):
@@ -252,10 +234,7 @@ def _cluster_bits(bits, real, num_clusters, num_iterations):
 
 
 def _members_of(cluster, real, num_clusters):
-    """Returns 1 where a real token is in a cluster, and 0 elsewhere.
-
-    `<float32>[batch, heads, length, clusters]`.
-    """
+    """Returns 1 where a real token is in a cluster, `<float32>[B, H, L, K]`."""
     members = backends.one_hot(cluster, num_clusters, dtype="float32")
     return members * ops.cast(real, "float32")[..., None]
 

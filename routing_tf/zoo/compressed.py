@@ -61,11 +61,10 @@ class CompressedHeads(SummaryHeads):
     be shorter.
 
     Raises:
-        ValueError: if `compression` is unknown, `ratio` or `attention_window` is not a
-            positive integer, relative positions are given without a window, or an
-            argument has no meaning or `HeadGroup` refuses it; when called, with a token
-            bias, with another sequence as value and a window, or if
-            `use_causal_mask=True` and query and value differ in length.
+        ValueError: if relative positions are given without a window, or an argument has
+            no meaning; when called, with a token bias, with another sequence as value
+            and a window, or if `use_causal_mask=True` and query and value differ in
+            length.
 
     Example:
 

@@ -50,9 +50,8 @@ def check_entmax_alpha(name, alpha):
 class EntmaxDotProduct(layers.ScaledDotProduct):
     """Attention whose weights are those of alpha-entmax instead of the softmax.
 
-    Most keys have no weight at all. `EntmaxRoutedHeads` and the like attend so. First
-    derivatives are exact; second ones are only so for `entmax_alpha=2`, because the
-    slope of the threshold counts as a constant.
+    Most keys have no weight at all. First derivatives are exact; second ones only for
+    `entmax_alpha=2`, because the slope of the threshold counts as a constant.
 
     Args:
         entmax_alpha: a number from 1.001 to 2 (1.5, the default, is usual, 2 is the
@@ -62,10 +61,6 @@ class EntmaxDotProduct(layers.ScaledDotProduct):
 
     Call arguments and Returns: as in `ScaledDotProduct`, with heads on axis 1 if
     `entmax_alpha` is `"learned"`, and without `return_logsumexp`.
-
-    Raises:
-        ValueError: if `entmax_alpha` is none of the above, or `ScaledDotProduct`
-            refuses an argument; when called, with `return_logsumexp=True`.
 
     Example:
 
@@ -123,11 +118,9 @@ class EntmaxDotProduct(layers.ScaledDotProduct):
 class EntmaxHeads:
     """A base that gives head groups the weights of alpha-entmax.
 
-    There are `EntmaxFullHeads`, `EntmaxLocalHeads`, `EntmaxStridedHeads`,
-    `EntmaxFixedHeads`, `EntmaxRoutedHeads`, `EntmaxHashedHeads`,
-    `EntmaxClusterStridedHeads`, `EntmaxRandomHeads` and `EntmaxThresholdHeads`, each
-    like the class that it is named after in all else. A class of your own has this base
-    before that of its heads, whose queries must weigh all that they see in one softmax.
+    `EntmaxFullHeads`, `EntmaxRoutedHeads` and the like are otherwise like the class
+    that they are named after. A class of your own has this base before that of its
+    heads, whose queries must weigh all that they see in one softmax.
 
     Args:
         *args: arguments of the heads.
@@ -138,8 +131,7 @@ class EntmaxHeads:
 
     ```python
     import numpy as np
-    from routing_tf import layers
-    from routing_tf import zoo
+    from routing_tf import layers, zoo
 
     heads = zoo.EntmaxRoutedHeads(2, 4, attention_window=8, entmax_alpha="learned")
     attention = layers.MixedAttention([heads], key_dim=8)
@@ -245,21 +237,12 @@ def entmax(logits, alpha):
     """Returns weights `max((alpha - 1) * logits - t, 0) ** (1 / (alpha - 1))`.
 
     The threshold `t` makes them sum to 1. With `alpha` 2 this is the sparsemax, and
-    with `alpha` near 1 almost the softmax. Gradients with respect to the logits and to
-    `alpha` are those of the exact threshold, and exactly zero for keys without weight.
+    with `alpha` near 1 almost the softmax. Gradients are those of the exact threshold,
+    and exactly zero for keys without weight. `alpha` is above 1 and at most 2, a number
+    or `<float32>`, broadcastable to the logits.
 
-    Args:
-        logits: `<float>[..., keys]`.
-        alpha: number above 1 and at most 2, or `<float32>`, broadcastable to the
-            logits.
-
-    Returns:
-        `<float>[..., keys]`, in the dtype of the logits; computed in float32.
-
-    Reference: Peters, Niculae, Martins, "Sparse Sequence-to-Sequence Models"
-    (https://arxiv.org/abs/1905.05702), definition 2 and proposition 1; Correia,
-    Niculae, Martins, "Adaptively Sparse Transformers"
-    (https://arxiv.org/abs/1909.00015), section 3.
+    Reference: as in `EntmaxDotProduct`, the first one's definition 2 and proposition 1,
+    and the second one's section 3.
     """
     excess = ops.maximum(ops.cast(alpha, "float32") - 1, LEAST_EXCESS)
     exact = ops.cast(logits, "float32")

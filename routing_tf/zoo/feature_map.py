@@ -72,11 +72,8 @@ class FeatureMapHeads(HeadGroup):
     of its key by its exponential. A query that sees no key returns zero.
 
     Raises:
-        ValueError: if `feature_map` is unknown, `num_features` or `chunk_length` is
-            not a positive integer, `seed` is not an integer of at least 0,
-            `max_relative_position` or `dropout` is given, or `HeadGroup` refuses an
-            argument; when called, if `use_causal_mask=True` and query and value differ
-            in length.
+        ValueError: if `max_relative_position` or `dropout` is given; when called, if
+            `use_causal_mask=True` and query and value differ in length.
 
     Example:
 
@@ -151,28 +148,13 @@ class FeatureMapHeads(HeadGroup):
         return self._quotient(ops.matmul(query, sums))
 
     def query_features(self, query):
-        """Returns features of scaled queries, up to a factor for each query.
-
-        Args:
-            query: `<float>[batch, heads, length, key_dim]`.
-
-        Returns:
-            `<float32>[batch, heads, length, features]`.
-        """
+        """Returns `<float32>[B, H, L, features]`, up to a factor for each query."""
         # The paper scales queries as much as keys, or not at all.
         power = {"elu": 0.5, "positive": 0.25, "fourier": 0.0}[self.feature_map]
         return self._features(ops.cast(query, "float32") * self.key_dim**power)[0]
 
     def key_features(self, key):
-        """Returns features of keys, and the logarithms of factors of them.
-
-        Args:
-            key: `<float>[batch, heads, length, key_dim]`.
-
-        Returns:
-            `<float32>[batch, heads, length, features]`, and
-            `<float32>[batch, heads, length]` or None.
-        """
+        """Returns features of keys, and logarithms of factors `[B, H, L]` or None."""
         power = -0.25 if self.feature_map == "positive" else 0.0
         return self._features(ops.cast(key, "float32") * self.key_dim**power)
 

@@ -132,11 +132,9 @@ class GlobalHeads(OneSequenceHeads):
     the attention scores, whose rows then add up to less than 1.
 
     Raises:
-        ValueError: if `global_positions` are not distinct integers of at least 0, a
-            number is not a positive integer, there is nothing to see, relative
-            positions come with learned tokens, which have none, or `HeadGroup` refuses
-            an argument; when called, if query and value are different sequences or
-            differ in length.
+        ValueError: if there is nothing to see, or relative positions come with learned
+            tokens, which have none; when called, if query and value are different
+            sequences or differ in length.
 
     Example:
 

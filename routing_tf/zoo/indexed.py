@@ -110,10 +110,8 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
     `MixedAttention` passes them.
 
     Raises:
-        ValueError: if a number is not a positive integer (`warm_up_steps`: at least 0),
-            `indexer_rotary_dim` is odd or exceeds `indexer_dim`, `indexer_loss_weight`
-            is negative, or `HeadGroup` refuses an argument; when called, without
-            features, or with another sequence as value.
+        ValueError: if `indexer_rotary_dim` is odd or exceeds `indexer_dim`; when
+            called, without features, or with another sequence as value.
 
     Example:
 
@@ -311,7 +309,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         return ops.concatenate([rotate(x[..., :size], *position), x[..., size:]], -1)
 
     def _visible(self, inputs, places):
-        """Tells which tokens queries see, broadcastable to `<bool>[B, Q, S]`.
+        """Returns which tokens queries see, broadcastable to `<bool>[B, Q, S]`.
 
         `places` are those of the queries, `<int32>[Q]`.
         """
@@ -364,11 +362,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         update_or_hold(self, [ops.stop_gradient(total), number])
 
     def move(self, statistics):
-        """Counts a training step; see `OnlineKMeans.move`.
-
-        Args:
-            statistics: list of the sum of the losses of queries, and of their number.
-        """
+        """Counts a training step; see `OnlineKMeans.move`."""
         total, number = statistics
         self.training_steps.assign_add(1.0)
         self.indexer_loss.assign(batch_losses.mean([total], [number]))

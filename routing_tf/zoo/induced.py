@@ -48,9 +48,7 @@ class InducedHeads(HeadGroup):
     by which points read tokens. Maps show the weights of tokens through the points.
 
     Raises:
-        ValueError: if `num_points` is not a positive integer, `use_layer_norm` is not a
-            boolean, or an argument has no meaning or `HeadGroup` refuses it; when
-            called, with a causal mask.
+        ValueError: if an argument has no meaning; when called, with a causal mask.
 
     Example:
 

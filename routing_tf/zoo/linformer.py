@@ -46,9 +46,7 @@ class LinformerHeads(HeadGroup):
     hides.
 
     Raises:
-        ValueError: if `max_length` or `num_projected` is not a positive integer,
-            `sharing` or `projection_initializer` is unknown, or an argument has no
-            meaning or `HeadGroup` refuses it; when called, with a causal mask or a
+        ValueError: if an argument has no meaning; when called, with a causal mask or a
             token bias, or if the length is larger than `max_length`, or unknown while
             TensorFlow traces the call.
 

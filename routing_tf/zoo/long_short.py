@@ -56,9 +56,8 @@ class LongShortHeads(SummaryHeads):
     tokens, also through landmarks, before the values are normalized.
 
     Raises:
-        ValueError: if a number is not a positive integer, or an argument has no meaning
-            or `HeadGroup` refuses it; when called, with another sequence as value, or
-            with a causal mask and `segment_length=None`.
+        ValueError: if an argument has no meaning; when called, with another sequence as
+            value, or with a causal mask and `segment_length=None`.
 
     Example:
 

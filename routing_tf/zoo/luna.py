@@ -59,8 +59,7 @@ class LunaHeads(HeadGroup):
     `P K^T`. In the map of a causal layer, the weights of a query do not add up to 1.
 
     Raises:
-        ValueError: if `num_packed` or `chunk_length` is not a positive integer, or an
-            argument has no meaning or `HeadGroup` refuses it; when called, if
+        ValueError: if an argument has no meaning; when called, if
             `use_causal_mask=True` and query and value differ in length.
 
     Example:

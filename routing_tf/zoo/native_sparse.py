@@ -89,13 +89,11 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
     `MixedAttention` passes them.
 
     Raises:
-        ValueError: if a number is not a positive integer (`num_initial_blocks`: at
-            least 0), the lengths are not multiples of the stride, `compression_length`
+        ValueError: if the lengths are not multiples of the stride, `compression_length`
             exceeds `block_length`, `num_blocks` is less than the number of blocks that
-            are always seen, `share_branches` is not a boolean, or an argument has no
-            meaning or `HeadGroup` refuses it; when called, without a causal mask or
-            features, or with another sequence as value, a `token_bias` or attention
-            scores.
+            are always seen, or an argument has no meaning; when called, without a
+            causal mask or features, or with another sequence as value, a `token_bias`
+            or attention scores.
 
     Example:
 

@@ -52,9 +52,8 @@ class NystromHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if a number is not a positive integer, `convolution_size` is
-            even, or an argument has no meaning or `HeadGroup` refuses it; when called,
-            with a causal mask, a token bias or another sequence as value.
+        ValueError: if `convolution_size` is even, or an argument has no meaning; when
+            called, with a causal mask, a token bias or another sequence as value.
 
     Example:
 

@@ -44,10 +44,8 @@ class RandomBlockHeads(OneSequenceHeads):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `block_length` or `num_random_blocks` is not a positive integer,
-            `seed` is negative, or `HeadGroup` refuses an argument; when called, if
-            query and value are different sequences or differ in length, or a length is
-            unknown while TensorFlow traces the call.
+        ValueError: when called, if query and value are different sequences or differ in
+            length, or a length is unknown while TensorFlow traces the call.
 
     Example:
 

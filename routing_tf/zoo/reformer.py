@@ -79,12 +79,10 @@ class ReformerHeads(HashedHeads):
     differences of place in the order of buckets.
 
     Raises:
-        ValueError: if `num_buckets` is odd with `hash="rotation"`, `num_rounds` is not
-            a positive integer, `hash` or `normalization` is unknown,
-            `attends_to_self=False` comes with shifted or separate keys, or
-            `HashedHeads` refuses an argument; when called, as in `HashedHeads`, with
-            several rounds if the value is another sequence, and in chunks with separate
-            keys.
+        ValueError: if `num_buckets` is odd with `hash="rotation"`, or
+            `attends_to_self=False` comes with shifted or separate keys; when called, as
+            in `HashedHeads`, with several rounds if the value is another sequence, and
+            in chunks with separate keys.
 
     Example:
 
@@ -161,14 +159,9 @@ class ReformerHeads(HashedHeads):
         return super().initial_projections(shape, dtype)
 
     def buckets(self, tokens):
-        """Returns the number of each token's bucket.
+        """Returns buckets `<int32>[B, rounds * H, L]` of normalised tokens.
 
-        Args:
-            tokens: `<float32>[batch, rounds * heads, length, key_dim]`, normalised,
-                the heads of a round side by side.
-
-        Returns:
-            `<int32>[batch, rounds * heads, length]`.
+        The heads of a round are side by side.
         """
         if self.hash == "signs":
             return super().buckets(tokens)
@@ -233,21 +226,11 @@ class _InRounds:
         self.attends_to_self = group.attends_to_self
 
     def joined(self, rounds, queries, read, value, vectors, bias=None, **options):
-        """Attends in chunks, and joins the rounds.
+        """Attends in chunks, and joins the rounds, `<float>[B, H, L, D]`.
 
-        Args:
-            rounds: `Rounds`.
-            queries: order of the queries, with `arrange` and `restore`.
-            read: function from entries of keys, `[B, F, L, D]`, to those that each
-                chunk of queries reads, `[B, F, N, S, D]`.
-            value: values `<float>[B, F, L, D]`.
-            vectors: queries `<float>[B, F, N, C, D]` and keys `<float>[B, F, N, S, D]`.
-            bias: `<float>`, broadcastable to `[B, F, N, C, S]`; None (the default) for
-                none.
-            **options: further arguments of the dot product.
-
-        Returns:
-            `<float>[B, H, L, D]`.
+        `queries` is their order, with `arrange` and `restore`; `read` maps entries of
+        keys `[B, F, L, D]` to those of each chunk, `[B, F, N, S, D]`. `vectors` are
+        queries and keys in chunks.
         """
         if self.num_rounds == 1 and self.attends_to_self:
             return queries.restore(
@@ -409,7 +392,7 @@ class SortedChunks(_InRounds, Rule):
         return without_padding(output, real_tokens(inputs))
 
     def _mask(self, order, num_real):
-        """Tells which keys queries see, broadcastable to `[B, F, N, C, S]`."""
+        """Returns which keys queries see, broadcastable to `[B, F, N, C, S]`."""
         chunks, slots = numbers(order.num_chunks), numbers(order.size)
         places = chunks[:, None] * order.size + numbers(2 * order.size) - order.size
         seen = ops.convert_to_tensor(places >= 0)

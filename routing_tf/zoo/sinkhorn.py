@@ -66,10 +66,8 @@ class SinkhornHeads(OneSequenceHeads):
     each step sorts again.
 
     Raises:
-        ValueError: if `block_length` or `num_iterations` is not a positive integer,
-            `temperature` is not a positive number, or an argument has no meaning or
-            `HeadGroup` refuses it; when called, with a token bias or another sequence
-            as value.
+        ValueError: if an argument has no meaning; when called, with a token bias or
+            another sequence as value.
 
     Example:
 
@@ -261,11 +259,7 @@ def _sums(x, real):
 
 
 def _before(x):
-    """Returns the sums over earlier blocks of `<float32>[batch, heads, blocks, dim]`.
-
-    They leave out the block itself: adding and subtracting it would leave rounding
-    errors.
-    """
+    """Returns sums over earlier blocks, exactly without the block itself."""
     earlier = ops.pad(ops.cumsum(x, axis=2), [(0, 0), (0, 0), (1, 0), (0, 0)])
     return cut_axis(earlier, 0, length_of(x, 2), axis=2)
 

@@ -58,10 +58,8 @@ class SynthesizerHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`; `key` is not read.
 
     Raises:
-        ValueError: if `max_length` or `rank` is not a positive integer, `kind` or
-            `logits_initializer` is unknown, or an argument has no meaning or
-            `HeadGroup` refuses it; when called, if the sequence is longer than
-            `max_length`, or with another sequence as value.
+        ValueError: if an argument has no meaning; when called, if the sequence is
+            longer than `max_length`, or with another sequence as value.
 
     Example:
 

@@ -59,10 +59,8 @@ class ThresholdHeads(ClusteredHeads):
     Call arguments and Returns: as in `RoutedHeads`.
 
     Raises:
-        ValueError: if `attention_window` or `max_clusters_per_token` is not a positive
-            integer, `threshold_decay` is not in [0, 1), or an argument is refused by
-            `Clustering`, `ClusteredHeads` or `HeadGroup`; when called, if there is no
-            causal mask or the value is another sequence.
+        ValueError: when called, if there is no causal mask or the value is another
+            sequence.
 
     Example:
 
@@ -172,9 +170,6 @@ class MovingThresholds(ConfiguredLayer):
     Returns:
         List of the scores minus the thresholds, at least 0 for scores that reach them.
 
-    Raises:
-        ValueError: if `num_streams` is not a positive integer or `decay` not in [0, 1).
-
     Example:
 
     ```python
@@ -226,11 +221,7 @@ class MovingThresholds(ConfiguredLayer):
         return margins
 
     def margins(self, scores):
-        """Returns the scores minus the thresholds, without moving the thresholds.
-
-        Args:
-            scores: as in a call.
-        """
+        """Returns the scores minus the thresholds, which do not move."""
         thresholds = ops.convert_to_tensor(self.thresholds)
         return [own - thresholds[i][:, None] for i, own in enumerate(scores)]
 
@@ -330,10 +321,7 @@ class AboveThreshold(LastMembers):
         ]
 
     def _best(self, scores):
-        """Returns which thresholds are reached `<bool>[..., M]` of the best clusters.
-
-        Also returns these clusters, `<int32>[..., M]`, all different, best first.
-        """
+        """Returns which of the best clusters are reached, and these, best first."""
         best, clusters = backends.top_k(scores, self.num_copies)
         return best >= 0, ops.cast(clusters, "int32")
 

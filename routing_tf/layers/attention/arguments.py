@@ -123,7 +123,7 @@ def other_sequence(query, value, self_attention):
 
 
 def looks_like_copy(query, value):
-    """Tells whether `value` is another tensor of the query's shape and dtype."""
+    """Returns whether `value` is another tensor of the query's shape and dtype."""
     if value is None or value is query:
         return False
     shape = tuple(query.shape)
@@ -297,7 +297,7 @@ def mask_of_keys(attention_mask, query):
 def with_mask_of_keys(attention_mask, query, cache, value_mask):
     """Returns `value_mask`, which also hides what a mask for Keras's attention hides.
 
-    Refuses a dense mask, and any behind a cache.
+    Refuses a dense mask, and any mask with a cache.
     """
     of_keys = mask_of_keys(attention_mask, query) if cache is None else None
     if of_keys is not None:

@@ -39,8 +39,8 @@ class LowRankAdaptation(ConfiguredLayer):
         """Freezes the layer and adds trainable matrices of low rank to projections.
 
         A projection is then `kernel + (lora_alpha / rank) * a @ b`. `lora_kernel_a`
-        contains the matrices `a` of all projections, one below the other, and
-        `lora_kernel_b` their matrices `b`, side by side.
+        contains the matrices `a`, one below the other, and `lora_kernel_b` the matrices
+        `b`, side by side.
 
         Args:
             rank: number of columns of `a` and of rows of `b`.
@@ -50,27 +50,12 @@ class LowRankAdaptation(ConfiguredLayer):
             b_initializer: initializer of each `b`. Defaults to `"zeros"`, which leaves
                 outputs unchanged.
             projections: names of the projections that are adapted. Defaults to queries
-                and values; in heads that share the projection of queries and keys, this
-                also adapts keys.
+                and values, and so to keys in heads that share the projection of the
+                queries.
 
         Raises:
-            ValueError: if `rank` is not a positive integer, an initializer is unknown,
-                a projection is unknown, named twice or has a constraint, or the layer
-                is not built or is adapted already. The layer then stays unchanged.
-
-        Example:
-
-        ```python
-        import numpy as np
-        from routing_tf import layers
-
-        attention = layers.RoutingAttention(
-            num_heads=2, key_dim=8, num_clusters=4, attention_window=16
-        )
-        attention(np.ones((1, 20, 16), "float32"))
-        attention.enable_lora(rank=4)
-        assert len(attention.trainable_weights) == 2
-        ```
+            ValueError: if a projection is unknown, named twice or has a constraint, or
+                the layer is not built or is adapted already.
         """
         check_positive_integer("rank", rank)
         kernels = self._kernels_to_adapt(projections)

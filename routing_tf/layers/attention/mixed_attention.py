@@ -140,31 +140,16 @@ class MixedAttention(Projections):
         the map `<float>[batch, heads, length, memory length]`. With a cache, a pair:
         the output, and the cache with the tokens of `query`.
 
-    The layer passes the Keras mask of `query` on. `enable_lora` adapts projections.
+    The layer propagates the mask of `query`. `enable_lora` adapts projections.
     `quantize` of a model changes them as it does `Dense` layers.
 
     Raises:
-        ValueError: if a size is not a positive integer, or `head_groups` is empty,
-            holds one group twice, something else than head groups, or groups with
-            blocks of different shapes on two axes, or `num_key_value_heads` does not
-            divide the heads or is given with shared queries and keys, or
-            `logit_soft_cap` is not a positive number, `qk_norm` is not a boolean, or
-            one of the groups cannot have it; when built, if another layer has built a
-            group;
-            when called, if a dense `attention_mask` is given, `query` or `value` is no
-            dense tensor, a `key_mask` is given, `value` or a mask does not fit, `key`
-            is another tensor than `value`, masks go by position, positions have other
-            axes than the blocks, `use_causal_mask=True` and `value` has another length
-            than `query`, or a length is unknown while TensorFlow traces positions on
-            two axes, random heads or a call with a cache; or if a cache is given while
-            training, with attention scores, for attention to another sequence without
-            its memory, for another number of sequences, without room for the tokens, or
-            in a Functional model,
-            or `cache_index` is negative, no integer, or not the number of tokens that
-            the cache was fed;
-            or if `segment_ids` are no integers, have no entry for each position, come
-            with positions on two axes or a cache of another sequence, or heads cannot
-            have them.
+        ValueError: when built, if another layer has built a group; when called, if a
+            dense `attention_mask` or a `key_mask` is given, `key` is another tensor
+            than `value`, `use_causal_mask=True` and `value` has another length than
+            `query`, or a length is unknown while TensorFlow traces positions on two
+            axes, random heads or a call with a cache; with a cache also while training,
+            with attention scores, or in a Functional model.
 
     Example:
 
@@ -267,21 +252,19 @@ class MixedAttention(Projections):
     def make_cache(
         self, batch_size, max_length, value=None, value_mask=None, token_bias=None
     ):
-        """Makes an empty cache, for calls that go on behind earlier tokens.
+        """Makes an empty cache, for calls that continue after earlier tokens.
 
-        A cache is a value: a call returns another one, and the old one still stands for
-        the tokens before. So a draft of several tokens that is rejected costs nothing.
+        A call returns a new cache, and the old one stays valid for the earlier tokens.
 
         Args:
             batch_size: number of sequences.
-            max_length: number of tokens a sequence may have; for positions on two axes,
-                a tuple of their lengths. Heads whose cache does not grow with it can go
-                beyond it. For all others, a `cache_index` beyond it (rounded up to
-                whole blocks by some) is refused, and gives wrong outputs if it is
-                traced.
-            value: `<float>[batch, memory length, memory dim]`, the other sequence, to
-                which at most `max_length` queries attend; its keys and values are then
-                computed only once. None (the default) for self-attention.
+            max_length: largest number of tokens of a sequence; for positions on two
+                axes, a tuple of their lengths. Heads whose cache does not grow with it
+                can go beyond it; for others, a `cache_index` beyond it is refused, and
+                gives wrong outputs if it is traced.
+            value: `<float>[batch, memory length, memory dim]`, another sequence, to
+                which at most `max_length` queries attend; None (the default) for
+                self-attention.
             value_mask: `<bool>[batch, memory length]`, True for real tokens; None (the
                 default) for no padding.
             token_bias: `<float>[batch, memory length]`, added to the logits of its
@@ -291,9 +274,8 @@ class MixedAttention(Projections):
             A structure of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
-            ValueError: if a length is not a positive integer, some heads let later
-                tokens decide who is a member, or there is a `value` and the layer is
-                not built.
+            ValueError: if some heads let later tokens decide who is a member, or there
+                is a `value` and the layer is not built.
 
         Example:
 
@@ -301,14 +283,11 @@ class MixedAttention(Projections):
         import numpy as np
         from routing_tf import layers
 
-        attention = layers.RoutingAttention(
-            num_heads=2, key_dim=8, num_clusters=4, attention_window=16
-        )
+        attention = layers.MixedAttention([layers.FullHeads(2)], key_dim=8)
         x = np.random.normal(size=(1, 20, 16)).astype("float32")
         cache = attention.make_cache(batch_size=1, max_length=20)
         first, cache = attention(x[:, :12], cache=cache, cache_index=0)
-        more, cache = attention(x[:, 12:19], cache=cache, cache_index=12)
-        last, cache = attention(x[:, 19:], cache=cache, cache_index=19)
+        more, cache = attention(x[:, 12:], cache=cache, cache_index=12)
         ```
         """
         memory = {"value": value, "value_mask": value_mask, "token_bias": token_bias}
@@ -316,12 +295,9 @@ class MixedAttention(Projections):
 
     @classmethod
     def from_keras(cls, layer, head_groups, **kwargs):
-        """Makes a layer with the weights of a layer of Keras.
+        """Makes a built layer with the weights and the name of a layer of Keras.
 
-        With `FullHeads` it computes the same. Other heads that compare queries and keys
-        as they are projected, such as `SlidingHeads` and `MultipoleHeads`, come close
-        to it as far as they see what matters; `RoutedHeads` normalise both, and need
-        training.
+        With `FullHeads` it computes the same; `RoutedHeads` need training.
 
         Args:
             layer: `keras.layers.MultiHeadAttention` or
@@ -330,14 +306,10 @@ class MixedAttention(Projections):
             head_groups: list of `HeadGroup` layers with as many heads.
             **kwargs: other arguments of `MixedAttention`, which take precedence.
 
-        Returns:
-            A `MixedAttention` that is built, with the name of `layer`.
-
         Raises:
-            ValueError: if `layer` is none of the two, not built, or quantized, attends
-                along other axes, or makes keys and values from two sequences, or the
-                head groups have another number of heads, share queries and keys, or
-                see beyond its window.
+            ValueError: if `layer` is quantized, attends along other axes, or makes keys
+                and values from two sequences, or the head groups share queries and
+                keys, or see beyond its window.
 
         Example:
 
@@ -350,8 +322,7 @@ class MixedAttention(Projections):
         dense = keras.layers.MultiHeadAttention(num_heads=2, key_dim=8)
         expected = dense(x, x, use_causal_mask=True)
         full = layers.MixedAttention.from_keras(dense, [layers.FullHeads(2)])
-        output = full(x, use_causal_mask=True)
-        np.testing.assert_allclose(output, expected, atol=1e-5)
+        np.testing.assert_allclose(full(x, use_causal_mask=True), expected, atol=1e-5)
         ```
         """
         return from_keras.from_keras(cls, layer, head_groups, **kwargs)

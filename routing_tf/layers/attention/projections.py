@@ -1,4 +1,4 @@
-"""What head groups get of a sequence, and projections to it and back."""
+"""Input, query, key, value and output projections of attention layers."""
 
 import dataclasses
 from functools import partial
@@ -269,12 +269,7 @@ class Projections(LowRankAdaptation):
         return joined if positions.block_shape is None else positions.restore(joined)
 
     def positions_of(self, name, x):
-        """Returns the `Positions` of a sequence.
-
-        Args:
-            name: name of the argument, for the message.
-            x: `<float>[batch, *lengths, dim]`.
-        """
+        """Returns the `Positions` of `x`; `name` names it in messages."""
         if len(x.shape) == 3 and self._ordering_blocks is None:
             return Positions((length_of(x, 1),))
         find = length_of if len(x.shape) == 3 else partial(static_length, name)
@@ -282,19 +277,13 @@ class Projections(LowRankAdaptation):
         return self.positions(name, f"{name}.shape={tuple(x.shape)}", lengths)
 
     def positions(self, name, received, lengths):
-        """Returns `Positions` of these lengths along each axis.
-
-        Args:
-            name: name of the argument, for the message.
-            received: its value, for the message.
-            lengths: tuple of integers.
-        """
+        """Returns `Positions` of these lengths; messages have `name` and `received`."""
         if not self.fits_blocks(len(lengths)):
             arguments.refuse_axes(name, received, self._ordering_blocks)
         return Positions(lengths, self._ordering_blocks)
 
     def fits_blocks(self, num_axes):
-        """Tells whether the blocks, if any, have this number of axes."""
+        """Returns whether the blocks, if any, have this number of axes."""
         return self._ordering_blocks is None or len(self._ordering_blocks) == num_axes
 
     def _projection(self, name, shapes):

@@ -71,10 +71,7 @@ def train_and_forget(group, inputs):
 
 
 def computes_again(layer, remat):
-    """Tells the attention inside a layer what training computes again.
-
-    `remat` is as in `ScaledDotProduct`.
-    """
+    """Sets `remat`, as in `ScaledDotProduct`, of all attention inside a layer."""
     for each in layers_inside(layer):
         if isinstance(each, ScaledDotProduct):
             each.remat = remat

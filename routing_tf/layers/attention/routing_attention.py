@@ -31,28 +31,24 @@ class RoutingAttention(MixedAttention):
     tokens with similar content, and local heads inside blocks, so the cost does not
     grow with the square of the length. Under a causal mask, no output depends on a
     later token, except with `routing="expert_choice"`, the paper's rule, where later
-    tokens take part in choosing the members of clusters.
-
-    In attention to another sequence, routed queries see the members of their best
-    cluster there. Local heads cut that sequence, without the padding after it, into as
-    many blocks as the query has, and see the block at the same place and its
-    neighbours.
+    tokens take part in choosing the members of clusters. `RoutedHeads` and `LocalHeads`
+    say what queries see of another sequence.
 
     Args:
         num_heads: number of all heads.
         key_dim: size of a query or key of one head.
-        num_clusters: number of clusters of each routed head. About
-            `length / attention_window` covers the sequence once.
+        num_clusters: number of clusters of each routed head. About `length /
+            attention_window` covers the sequence once.
         attention_window: number of tokens in a cluster. A window longer than the input
             is cut to it.
         num_local_heads: number of heads that are local; the others are routed. Defaults
             to 0.
         local_block_size: length of a local block, in tokens; None (the default) for
             `attention_window`. A local query sees its own and the neighbouring blocks.
-        routing: who chooses, see `RoutedHeads`. `"expert_choice"`: each cluster chooses
-            the tokens that score highest. `"token_choice"`: each token chooses its best
-            cluster, which needs self-attention under a causal mask. None (the default):
-            token choice there, and expert choice elsewhere.
+        routing: `"expert_choice"`, each cluster chooses its tokens, or
+            `"token_choice"`, each token chooses its cluster, see `RoutedHeads`. None
+            (the default): token choice in self-attention under a causal mask, and
+            expert choice elsewhere.
         value_dim: size of a value of one head; None (the default) for `key_dim`.
         output_dim: size of the output; None (the default) for the size of the query.
         max_relative_position: largest relative position with an embedding of its own,
@@ -70,35 +66,24 @@ class RoutingAttention(MixedAttention):
         dropout: rate of dropped attention weights, in [0, 1). Defaults to 0.0.
         seed: integer seed of the dropout and of exploring queries; None (the default)
             for a random one.
-        kernel_initializer: initializer of all projections and of the relative
-            position tables. Defaults to `"glorot_uniform"`.
+        kernel_initializer: initializer of all projections and of the relative position
+            tables. Defaults to `"glorot_uniform"`.
         rotary_positions: whether all heads turn queries and keys by the position of
             their token, see `HeadGroup`. Defaults to False.
         attention_implementation: how the attention inside a window or a cluster is
             computed, see `ScaledDotProduct`: `"plain"` (the default) or `"auto"`.
-        **kwargs: `routing_scope`, `prefix_block_size` and `exploring_queries`, see
-            below, which take precedence over those in `clustering`; arguments of
-            `MixedAttention`, such as `use_bias` (defaults to False, unlike in
-            `keras.layers.MultiHeadAttention`), `num_key_value_heads` (with
-            `share_query_key=False`), `use_gate`, `logit_soft_cap`, `qk_norm` and
+        **kwargs: `routing_scope` and `prefix_block_size` of `RoutedHeads` and
+            `exploring_queries` of `ClusteredHeads`, which take precedence over those in
+            `clustering`; arguments of `MixedAttention`, such as `use_bias` (defaults to
+            False, unlike in `keras.layers.MultiHeadAttention`), `num_key_value_heads`
+            (with `share_query_key=False`), `use_gate`, `logit_soft_cap`, `qk_norm` and
             `remat`; and those of `keras.layers.Layer`, such as `name`.
-
-    `routing_scope` names the tokens that compete in expert choice under a causal mask:
-    `"full"` (the default), those of the whole sequence, or `"prefix"`, those up to the
-    query. `prefix_block_size` is the number of queries that are computed at once in the
-    scope `"prefix"`; None (the default) for `attention_window`. `exploring_queries`
-    (defaults to 0) is how many random queries of each routed head see everything that
-    the mask lets them see in training, see `ClusteredHeads`.
 
     Call arguments and Returns: as in `MixedAttention`.
 
     Raises:
-        ValueError: if a size is not a positive integer, `num_local_heads` is not in
-            [0, num_heads], `seed` is negative, `routing` or `routing_scope` is unknown,
-            `clustering` has other keys, `dropout` is not in [0, 1), `key_shift` is
-            neither 0 nor 1, `attention_implementation` is unknown, or
-            `exploring_queries` is negative; when built, if `key_dim` is less than 2
-            with routed heads; when called, as in `MixedAttention` and `RoutedHeads`.
+        ValueError: when built, if `key_dim` is less than 2 with routed heads; when
+            called, as in `MixedAttention` and `RoutedHeads`.
 
     Example:
 
@@ -119,8 +104,8 @@ class RoutingAttention(MixedAttention):
     assert cross_attention(x, value=memory).shape == (2, 128, 64)
     ```
 
-    Reference: Roy, Saffar, Vaswani, Grangier, "Efficient Content-Based Sparse
-    Attention with Routing Transformers" (https://arxiv.org/abs/2003.05997).
+    Reference: Roy, Saffar, Vaswani, Grangier, "Efficient Content-Based Sparse Attention
+    with Routing Transformers" (https://arxiv.org/abs/2003.05997).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""How a `MixedAttention` attends with a cache: from the start, or behind tokens."""
+"""Attention of a `MixedAttention` with a cache, step by step."""
 
 import math
 
@@ -61,7 +61,7 @@ def call_with_cache(attention, query, masks, cache):
     first token, an integer or a tensor, None for 0. A cache is a dict with a list of
     the caches of the head groups, `"tokens"` in self-attention, else `"memory"`. In
     self-attention it also has the `"segment"` of the newest token: its id, and the
-    position at which it starts, and the one behind its end. `"next"` says where the
+    position at which it starts, and the one after its end. `"next"` says where the
     next token may stand, see `next_token`. Returns the output, and the cache with the
     tokens of `query`.
     """
@@ -302,7 +302,7 @@ def _with_masks_of_ids(query, masks):
 
 
 def _is_no_segment(masks):
-    """Tells which tokens are padding with the id 0, `<bool>[batch, length]`."""
+    """Returns which tokens are padding with the id 0, `<bool>[batch, length]`."""
     names = ("query_mask", "value_mask")
     mask = [masks[name] for name in names if masks.get(name) is not None][-1]
     return ops.logical_and(
@@ -313,7 +313,7 @@ def _is_no_segment(masks):
 def _in_last_segment(masks):
     """Counts padding with the id 0 at the end of rows to the segment before it.
 
-    Returns the ids, and the positions behind the last token of that segment.
+    Returns the ids, and the positions after the last token of that segment.
     """
     is_padding = _is_no_segment(masks)
     last = last_token(ops.logical_not(is_padding))[:, None]

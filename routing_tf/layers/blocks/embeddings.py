@@ -45,10 +45,6 @@ class TokenEmbedding(ConfiguredLayer):
     Returns:
         `<float>[batch, length, embedding_dim]`.
 
-    Raises:
-        ValueError: if `vocabulary_size` or `embedding_dim` is not a positive integer,
-            `scale` is not a boolean, or the initializer is unknown.
-
     Example:
 
     ```python
@@ -231,9 +227,7 @@ class GridEmbedding(_Places):
         `<float>[batch, length, dim]`.
 
     Raises:
-        ValueError: if `grid_shape` is not a tuple of positive integers, `restart` is
-            not a boolean, or the initializer is unknown; when called, if `inputs` are
-            longer than the grid.
+        ValueError: when called, if `inputs` are longer than the grid.
 
     Example:
 
@@ -332,10 +326,6 @@ class TokenDropout(ConfiguredLayer):
     Returns:
         Tensor of the shape and type of `token_ids`.
 
-    Raises:
-        ValueError: if `rate` is not in [0, 1), or `seed` is neither None nor an integer
-            of at least 0.
-
     Example:
 
     ```python
@@ -346,8 +336,7 @@ class TokenDropout(ConfiguredLayer):
     assert np.array_equal(TokenDropout(0.5)(ids, training=False), ids)
     ```
 
-    Reference: `target_dropout` and `input_dropout` in `SparseTransformer` of the
-    release.
+    Reference: `target_dropout` and `input_dropout` of the release.
     """
 
     rate = Argument(check_rate)

@@ -41,10 +41,6 @@ class FeedForward(ConfiguredLayer):
     Returns:
         `<float>[batch, length, dim]`.
 
-    Raises:
-        ValueError: if `intermediate_dim` is not a positive integer, `activation` or an
-            initializer is unknown, or `dropout` is not in [0, 1).
-
     Example:
 
     ```python

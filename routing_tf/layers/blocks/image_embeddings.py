@@ -51,9 +51,8 @@ class SubpixelEmbedding(ConfiguredLayer):
         `<float>[batch, height, width * channels, embedding_dim]`.
 
     Raises:
-        ValueError: if a size is not a positive integer, an initializer is unknown, or
-            `coordinate_embeddings` come without `position_embeddings`; when built, if
-            blocks do not divide the image.
+        ValueError: if `coordinate_embeddings` come without `position_embeddings`; when
+            built, if blocks do not divide the image.
 
     Example:
 
@@ -205,13 +204,9 @@ class SubpixelEmbedding(ConfiguredLayer):
         return ops.reshape(self.order.restore(values, axis=1), ops.shape(images))
 
     def lengths(self, images_shape):
-        """Returns the lengths of the axes of positions, without the batch.
+        """Returns the lengths of the axes of positions for a shape of images.
 
-        Args:
-            images_shape: shape of the images, `[batch, height, width, channels]`.
-
-        Returns:
-            Tuple: the sequence, or rows by tokens of a row.
+        They are the sequence, or rows by tokens of a row.
         """
         _, height, width, channels = images_shape
         if self.block_shape is None:
@@ -239,8 +234,7 @@ class RowColumnEmbedding(ConfiguredLayer):
         `<float>[batch, rows, columns, dim]`.
 
     Raises:
-        ValueError: if `max_length` is not a positive integer; when built, if the inputs
-            have more rows or columns.
+        ValueError: when built, if the inputs have more rows or columns.
 
     Example:
 

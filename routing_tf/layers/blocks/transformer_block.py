@@ -44,8 +44,7 @@ class SublayerSteps(ConfiguredLayer):
         `<float>[batch, length, dim]`.
 
     Raises:
-        ValueError: if `steps` has another letter or `dropout` is not in [0, 1); when
-            called, if the steps add a residual and none is given.
+        ValueError: when called, if the steps add a residual and none is given.
 
     Example:
 
@@ -152,10 +151,8 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
         cache with the tokens of `inputs`.
 
     Raises:
-        ValueError: if a part is no layer, `norm_position` is unknown, `dropout` is not
-            in [0, 1), or another setting is not a boolean; when called, if only one of
-            the memory and `cross_attention` is given, or only one of the segments of
-            `inputs` and of the memory.
+        ValueError: when called, if only one of the memory and `cross_attention` is
+            given, or only one of the segments of `inputs` and of the memory.
 
     Example:
 
@@ -227,7 +224,7 @@ class TransformerBlock(ConfiguredLayer, OwnLosses):
             getattr(self, f"{name}_output").build(inputs_shape)
 
     def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
-        """Makes an empty cache, for calls that go on behind earlier tokens.
+        """Makes an empty cache, for calls that continue after earlier tokens.
 
         Args:
             batch_size: number of sequences.

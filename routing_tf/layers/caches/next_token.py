@@ -17,14 +17,10 @@ def first(batch_size):
 
 
 def after(before, index, length, mask=None):
-    """Returns what a cache holds after more tokens.
+    """Returns what a cache holds after more tokens, from what it held `before`.
 
-    Args:
-        before: what it held, as returned by this function.
-        index: position of the first token, an integer or a tensor.
-        length: number of tokens.
-        mask: `<bool>[B, length]`, or `[1, length]`, False for padding; None (the
-            default) for none.
+    `index` is the position of the first one; the mask `<bool>[B or 1, length]` is False
+    for padding.
     """
     most = ops.zeros_like(before["most"]) + (index + length)
     if mask is None:

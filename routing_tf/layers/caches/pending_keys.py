@@ -1,8 +1,7 @@
 """Keys that wait for the value that follows them, with `key_shift=1`.
 
-Behind the newest token its key has no value yet. A cache holds this key apart, with the
-position of its token, and the next token offers it with its own value. All else in a
-cache is complete.
+The newest key has no value yet. A cache holds this key apart, with the position of its
+token, and the next token offers it with its own value. All else in a cache is complete.
 
 Letters: B batch, H heads, T tokens of a call, D dim, K clusters.
 """
@@ -22,10 +21,7 @@ NO_POSITION = -2
 
 
 def none(batch_size, **keys):
-    """Returns what a cache holds before the first token.
-
-    `keys` are of the shape and dtype of what it will hold of a key, `[B, H, 1, ...]`.
-    """
+    """Returns what a cache holds first; `keys` `[B, H, 1, ...]` are like later ones."""
     position = ops.full((batch_size,), NO_POSITION, dtype="int32")
     return {**keys, "position": position}
 
@@ -39,18 +35,18 @@ def forgotten(cache):
 
 
 def offer(pending, index, mask, **keys):
-    """Moves the keys of tokens one position later, behind the one that is held.
+    """Moves the keys of tokens one position later, after the one that is held.
 
     Args:
         pending: as returned by `none` or this function.
         index: position of the first token.
         mask: `<bool>[B, 1, T]`, False for padding; None for no padding. What stands
-            behind the last real token of a row offers nothing, and may be room.
+            after the last real token of a row offers nothing, and may be room.
         **keys: `[B, H, T, ...]`, what belongs to a key, by the names of `none`.
 
     Returns:
         `keys` of the tokens before; which of them are there, `<bool>[B, 1, T]`; which
-        of them the token follows at once, likewise; and what is held behind the tokens.
+        of them the token follows at once, likewise; and what is held after the tokens.
     """
     is_real = known_mask(next(iter(keys.values())), mask)
     last = last_token(is_real)
@@ -70,13 +66,7 @@ def offer(pending, index, mask, **keys):
 
 
 def offer_inputs(pending, index, inputs):
-    """Returns `HeadInputs` as `offer_previous_keys` does, and what is held behind them.
-
-    Args:
-        pending: as in `offer`, with the name `"key"`.
-        index: as in `offer`.
-        inputs: `HeadInputs` of the tokens.
-    """
+    """Does for `HeadInputs` what `offer` does for tensors; returns `pending`, too."""
     moved, _, follows, pending = offer(pending, index, inputs.key_mask, key=inputs.key)
     value_mask = combine_masks(follows, inputs.value_mask)
     inputs = dataclasses.replace(inputs, key=moved["key"], value_mask=value_mask)

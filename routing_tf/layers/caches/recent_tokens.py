@@ -29,7 +29,7 @@ def restarted(cache):
 
 
 def fill(group, cache, inputs):
-    """Returns the cache behind a sequence that starts at position 0."""
+    """Returns the cache after a sequence that starts at position 0."""
     cache, new_rows, real = _offered(group, restarted(cache), 0, inputs)
     return _remembered(cache, 0, new_rows, real)
 

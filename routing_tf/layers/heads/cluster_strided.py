@@ -16,17 +16,11 @@ from routing_tf.layers.support.validation import check_optional_integer
 class ClusterStridedHeads(ClusteredHeads):
     """Heads whose clusters hold tokens at all distances from a centroid.
 
-    Tokens are sorted by their score with a learned centroid, and every
-    `max(1, length // attention_window)`-th one is a member of its cluster:
-    `RoutedHeads` take the nearest tokens, these heads an even sample. Attention is
-    dense inside a cluster, and a token's results are averaged over its clusters.
-
-    Under a causal mask, members are chosen for each query among the tokens up to it,
-    whose number is then the length. This is strictly causal, and costs as much as full
-    attention times the number of clusters.
-
-    In attention to another sequence, clusters contain tokens of that sequence, and each
-    query sees those of its best centroid.
+    Tokens are sorted by their score with a learned centroid, and every `max(1, length
+    // attention_window)`-th one is a member of its cluster. Attention is dense inside a
+    cluster, and a token's results are averaged over its clusters. Under a causal mask,
+    members are chosen for each query among the tokens up to it. In attention to another
+    sequence, each query sees the tokens of its best centroid.
 
     State: that of `OnlineKMeans`, which moves when `training=True`. Padding is never
     seen, and moves no centroid.
@@ -35,23 +29,18 @@ class ClusterStridedHeads(ClusteredHeads):
         num_heads: number of heads in the group.
         num_clusters: number of centroids of each head.
         attention_window: number of members of a cluster, in tokens.
-        share_query_key: whether the projection of the queries also makes the keys. In
-            self-attention, queries and keys are then the same and have one membership.
+        share_query_key: whether the projection of the queries also makes the keys.
             Defaults to True.
         prefix_block_size: number of queries that are computed at once under a causal
-            mask, in tokens. It does not change results: more queries take more memory,
-            fewer take more turns. None (the default) for `attention_window`.
-        **kwargs: arguments of `Clustering`, which say how centroids move, and of
-            `ClusteredHeads`.
+            mask; more take more memory. None (the default) for `attention_window`.
+        **kwargs: arguments of `Clustering` and of `ClusteredHeads`.
 
-    Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
-    of rank in the sorted list of members. The clustering loss is added to `losses`.
+    Call arguments and Returns: as in `HeadGroup`. Relative positions are differences of
+    rank in the sorted list of members. The clustering loss is added to `losses`.
 
     Raises:
-        ValueError: if `attention_window` or `prefix_block_size` is not a positive
-            integer, or `HeadGroup` or `Clustering` refuses an argument; when built, if
-            `key_dim` is less than 2; when called, if `use_causal_mask=True` and query
-            and value differ in length.
+        ValueError: when built, if `key_dim` is less than 2; when called, if
+            `use_causal_mask=True` and query and value differ in length.
 
     Example:
 
@@ -64,8 +53,7 @@ class ClusterStridedHeads(ClusteredHeads):
     assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
     ```
 
-    Reference: `clustered_local_attention_helper(strided_attention=True)` of the
-    release.
+    Reference: `clustered_local_attention_helper` of the release.
     """
 
     remembers_key_heads = True

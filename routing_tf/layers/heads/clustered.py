@@ -66,10 +66,8 @@ class ClusteredHeads(HeadGroup):
     of rank in the sorted list of members.
 
     Raises:
-        ValueError: if `attention_window` is not a positive integer, `exploring_queries`
-            is negative, or `HeadGroup` refuses an argument; when built, if `key_dim` is
-            less than 2; when called, if `use_causal_mask=True` and query and value
-            differ in length.
+        ValueError: when built, if `key_dim` is less than 2; when called, if
+            `use_causal_mask=True` and query and value differ in length.
 
     Reference: `clustered_local_attention_helper` of the release.
     """
@@ -167,10 +165,7 @@ class ClusteredHeads(HeadGroup):
         return self.rule(BestClusterOfSegment if has_segments else BestCluster)
 
     def causal_rule(self, routing_scope=None, has_segments=False):
-        """Returns how tokens attend under a causal mask, a `Rule`.
-
-        `routing_scope` is that of `RoutedHeads`; None for that of the group.
-        """
+        """Returns the `Rule` of attention under a causal mask."""
         return self.whole_sequence_rule(has_segments)
 
     def assign(self, streams, masks, training=None, adds_losses=True):
@@ -197,10 +192,7 @@ class ClusteredHeads(HeadGroup):
         return [Assignment(own, self.num_clusters) for own in scores]
 
     def scores(self, streams, masks, training=None, adds_losses=True):
-        """Scores tokens against the centroids, `<float32>[B, H, L, K]` each.
-
-        Args and state: as in `assign`; without losses no state moves.
-        """
+        """Returns scores against the centroids, `<float32>[B, H, L, K]` each."""
         if adds_losses:
             return self.kmeans(tuple(streams), token_mask=masks, training=training)
         return [self.kmeans.scores(stream) for stream in streams]
@@ -213,14 +205,9 @@ class ClusteredHeads(HeadGroup):
         return membership.NEAR_TIE * (self.key_dim or 0)
 
     def choose(self, assigned, mask, training=None):
-        """Decides who is a member of which cluster, from the whole sequence.
+        """Returns sorted members `<int>[B, H, K, W]`, and a mask of them or None.
 
-        Here each cluster takes the tokens that score highest. `assigned` is an
-        `Assignment`; the mask, True for those that may be members, is
-        `<bool>[batch, 1 or heads, length]`, or None. Returns members
-        `<int>[batch, heads, clusters, window]`, sorted, and a mask of their shape,
-        False in slots without a member; None for a mask of all True. In training,
-        rounding may decide among equal tokens, which is faster.
+        Each cluster takes the tokens that score highest. `mask` is `[B, 1 or H, L]`.
         """
         scores = assigned.scores
         window = self.window(length_of(scores, 2))
@@ -228,17 +215,9 @@ class ClusteredHeads(HeadGroup):
         return membership.expert_choice(scores, window, mask, near_tie), None
 
     def choose_in_segments(self, assigned, starts, mask, training=None):
-        """Decides who is a member of which cluster, within each segment.
+        """Returns who is a member within each segment, `<bool>[B, H, K, L]`.
 
-        Args:
-            assigned: as in `choose`.
-            starts: `<int32>[batch, 1, length]`, the position at which the segment of
-                each token starts.
-            mask: as in `choose`; padding is no member.
-            training: as in `choose`.
-
-        Returns:
-            `<bool>[batch, heads, clusters, length]`.
+        `starts` `<int32>[B, 1, L]` are positions at which their segments start.
         """
         near_tie, window = 0.0 if training else self.near_tie, self.attention_window
         return segment_members.expert_choice(
@@ -353,7 +332,7 @@ class ClusteredHeads(HeadGroup):
         return query, query if inputs.key is None else normalize(inputs.key)
 
     def next_tokens(self, inputs, rule, cache, index):
-        """Returns the `RoutedTokens` of tokens from `index` on, behind a cache."""
+        """Returns the `RoutedTokens` of tokens from `index` on, after a cache."""
         return self.routed_tokens(inputs, rule)
 
     def window(self, length):

@@ -53,10 +53,8 @@ class FixedHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if a size is not a positive integer, a summary is longer than a
-            block, `arrangement` is unknown or is `"separate"` with an odd number of
-            heads, `distinct_summaries` is not a boolean, `max_relative_position` is
-            given, or `HeadGroup` refuses an argument; when called, if query and value
+        ValueError: if a summary is longer than a block, or `arrangement` is
+            `"separate"` with an odd number of heads; when called, if query and value
             differ in length.
 
     Example:

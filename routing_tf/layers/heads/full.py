@@ -19,10 +19,6 @@ class FullHeads(HeadGroup):
 
     Call arguments and Returns: as in `HeadGroup`.
 
-    Raises:
-        ValueError: if `HeadGroup` refuses an argument; when called, if
-            `use_causal_mask=True` and query and value differ in length.
-
     Example:
 
     ```python

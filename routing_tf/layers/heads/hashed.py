@@ -46,10 +46,8 @@ class HashedHeads(ClusteredHeads):
     of rank in the sorted list of members.
 
     Raises:
-        ValueError: if `num_buckets` is not an integer of at least 2, `attention_window`
-            is not a positive integer, or `HeadGroup` refuses an argument; when built,
-            if `key_dim` is less than 2; when called, if `use_causal_mask=True` and
-            query and value differ in length.
+        ValueError: when built, if `key_dim` is less than 2; when called, if
+            `use_causal_mask=True` and query and value differ in length.
 
     Example:
 
@@ -105,14 +103,7 @@ class HashedHeads(ClusteredHeads):
         return ops.stack(draws)
 
     def buckets(self, tokens):
-        """Returns the number of each token's bucket.
-
-        Args:
-            tokens: `<float32>[batch, heads, length, key_dim]`, normalised.
-
-        Returns:
-            `<int32>[batch, heads, length]`.
-        """
+        """Returns buckets `<int32>[B, H, L]` of normalised `<float32>[B, H, L, D]`."""
         bits = ops.cast(self.products(tokens) > 0, "int32")
         return ops.sum(bits * (2 ** numbers(self.num_bits)), axis=-1)
 

@@ -100,16 +100,11 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         `<float>[batch, heads, length, value_dim]`.
 
     Raises:
-        ValueError: if `num_heads` or `max_relative_position` is not a positive
-            integer, `dropout` is not in [0, 1), an initializer or `token_bias_weight`
-            is unknown, `key_shift` is neither 0 nor 1, `rotary_positions` or `qk_norm`
-            is not a boolean, `rotary_wavelength` or `logit_soft_cap` is not a positive
-            number, `attention_implementation` is unknown, or `logit_soft_cap` or
-            `qk_norm` is given to heads whose weights are not a softmax of products;
-            when built, if keys have an odd size for rotary positions; when called, if
-            `use_causal_mask=True` and query and value differ in length, if
-            `key_shift=1` comes without a causal mask or with another sequence as value,
-            or if rotary positions come with another sequence.
+        ValueError: if `logit_soft_cap` or `qk_norm` is given to heads whose weights are
+            not a softmax of products; when built, if keys have an odd size for rotary
+            positions; when called, if `use_causal_mask=True` and query and value differ
+            in length, if `key_shift=1` comes without a causal mask or with another
+            sequence as value, or if rotary positions come with another sequence.
     """
 
     #: Whether the group wants keys of its own in self-attention.
@@ -353,13 +348,10 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         return self.turned(x, inputs.first_position, places)
 
     def turned(self, x, first_position=0, positions=None):
-        """Returns vectors turned by positions, see `rotate`.
+        """Returns `<float>[B, H, L, D]` turned by positions.
 
-        Args:
-            x: `<float>[batch, heads, length, key_dim]`.
-            first_position: position of the first token, if `positions` is None.
-            positions: `<int32>`, broadcastable to `[batch, heads, length]`; None (the
-                default) for consecutive ones.
+        `positions`, broadcastable to `[B, H, L]`, default to those from
+        `first_position`.
         """
         if self.rotary is None:
             return rotate(x, first_position, self.rotary_wavelength, positions)
@@ -382,49 +374,30 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         return value
 
     def shifted(self, inputs):
-        """Returns `HeadInputs` whose keys and values stand where `attend` reads them.
-
-        Args:
-            inputs: `HeadInputs` as `prepared` returns them.
-        """
+        """Returns `HeadInputs` as `attend` reads them: for each head, and shifted."""
         if inputs.value.shape[1] != self.num_heads:
             inputs = self.for_queries(inputs)
         return shift.offer_previous_keys(inputs) if self.key_shift else inputs
 
     def for_queries(self, inputs):
-        """Returns `HeadInputs` with a key and a value for each head of queries.
-
-        Args:
-            inputs: `HeadInputs`, whose keys and values may be those of key heads.
-        """
+        """Returns `HeadInputs` with a key and a value for each head of queries."""
         key, value = (
             key_heads.for_queries(x, self.num_heads) for x in (inputs.key, inputs.value)
         )
         return dataclasses.replace(inputs, key=key, value=value)
 
     def attend(self, inputs, training=None):
-        """The pattern.
+        """The pattern: from `HeadInputs` to `<float>[batch, heads, length, value_dim]`.
 
         Args:
             inputs: `HeadInputs` as `shifted` returns them.
-            training: whether dropout is on and state moves; None (the default) means
-                no.
-
-        Returns:
-            `<float>[batch, heads, length, value_dim]`.
-
-        Raises:
-            NotImplementedError: if the subclass does not implement it.
+            training: whether dropout is on and state moves. Defaults to None, which
+                means no.
         """
         raise NotImplementedError
 
     def has_softmax_alone(self, inputs, training):
-        """Whether one softmax turns the logits into weights, and nothing else does.
-
-        Args:
-            inputs: `HeadInputs`.
-            training: as in `attend`.
-        """
+        """Returns whether one softmax, and nothing else, turns logits into weights."""
         needs_logits = self.dot_product.needs_logits(False, training)
         is_alone = needs_logits is None and inputs.token_bias is None
         return self.has_one_softmax and is_alone

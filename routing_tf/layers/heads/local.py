@@ -71,14 +71,11 @@ class LocalHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if a number in a block shape is not a positive integer,
-            `flange_blocks` is not an integer of at least 0 or one for each axis,
-            `dilation` is not a positive integer or not 1 for blocks on two axes, or
-            `HeadGroup` refuses an argument; when called, if the positions do not have
-            the axes of the block, if query and value have different numbers of blocks
-            (with `memory_block_shape` or on two axes), if there is a dilation and
-            `value` is another sequence, or if `use_causal_mask=True` and query and
-            value differ in length or blocks.
+        ValueError: if `dilation` is not 1 for blocks on two axes; when called, if the
+            positions do not have the axes of the block, if query and value have
+            different numbers of blocks (with `memory_block_shape` or on two axes), if
+            there is a dilation and `value` is another sequence, or if
+            `use_causal_mask=True` and query and value differ in length or blocks.
 
     Example:
 
@@ -308,7 +305,7 @@ class LocalHeads(HeadGroup):
         return window
 
     def _shares_real_tokens(self, inputs):
-        """Whether a memory is cut into as many blocks as the query has."""
+        """Returns whether a memory is cut into as many blocks as the query has."""
         return (
             inputs.is_cross_attention
             and not inputs.use_causal_mask
@@ -382,7 +379,7 @@ class LocalHeads(HeadGroup):
         return library(memory_length).ones((1, 1, memory_length), "bool")
 
     def _earlier(self, block, window):
-        """Tells which slots of a window are earlier than a query, `[block, window]`."""
+        """Returns which slots of a window precede a query, `[block, window]`."""
         slots = numbers(window) - self._first_own_slot(block)
         return slots <= numbers(block)[:, None]
 
@@ -393,13 +390,7 @@ class LocalHeads(HeadGroup):
         return sum(f * math.prod(axes[i + 1 :]) for i, f in enumerate(flange)) * block
 
     def offset(self, memory_block, block, window):
-        """Returns the slot of a window from which the distances of a block count.
-
-        Args:
-            memory_block: number of tokens in a block of the value.
-            block: number of tokens in a block of the query.
-            window: number of slots of a window.
-        """
+        """Returns the slot of a window from which the distances of a block count."""
         return self._first_own_slot(memory_block)
 
 

@@ -10,13 +10,11 @@ from routing_tf.layers.support.lengths import numbers
 
 
 def places_of_windows(mask, length, num_blocks, block, share, flange):
-    """Returns the places in a memory of the slots of each block's window.
+    """Returns places `<int32>[B, 1, blocks, window]` in a memory, and which exist.
 
-    Blocks of the memory leave out padding after the last real token of a row of the
-    mask `<bool>[batch, 1, memory length]`. A memory as long as the query, `length`, has
-    the query's blocks. A block has `share` slots in a window, and `flange` blocks are
-    on each side of it. Returns places `<int32>[batch, 1, blocks, window]`, and whether
-    there is one.
+    The blocks leave out padding after the last real token of the mask `<bool>[B, 1,
+    L]`. A memory of the query's `length` has the query's blocks. A window has `share`
+    slots of each block, and `flange` blocks on each side.
     """
     count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
     own = ops.maximum(num_parts(count, num_blocks), 1)

@@ -113,8 +113,8 @@ class MultipoleHeads(ClusteredHeads):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if an argument is out of range, `far_distance` comes without rotary
-            positions, or `keeps_all` with dropout.
+        ValueError: if `far_distance` comes without rotary positions, or `keeps_all`
+            with dropout.
 
     Example:
 
@@ -279,10 +279,7 @@ class MultipoleHeads(ClusteredHeads):
         )
 
     def sinks_of_rows(self, number):
-        """Returns the sink logits of rows of queries, `<float32>[1, G, 1, number]`.
-
-        The queries of a key head G stand beside each other in `number` rows.
-        """
+        """Returns the sink logits of rows, `<float32>[1, key heads, 1, number]`."""
         sinks = ops.convert_to_tensor(self.logits_of_sinks)
         sinks = ops.reshape(ops.cast(sinks, "float32"), (self.num_key_heads, -1))
         return ops.tile(sinks, (1, number // sinks.shape[1]))[None, :, None]

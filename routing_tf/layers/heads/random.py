@@ -45,11 +45,9 @@ class RandomHeads(ClusteredHeads):
     too few tokens, and is never seen.
 
     Raises:
-        ValueError: if `num_clusters` or `attention_window` is not a positive integer,
-            `seed` is negative, or `HeadGroup` refuses an argument; when built, if
-            `key_dim` is less than 2; when called, if `use_causal_mask=True` and query
-            and value differ in length, or a length is unknown while TensorFlow traces
-            the call.
+        ValueError: when built, if `key_dim` is less than 2; when called, if
+            `use_causal_mask=True` and query and value differ in length, or a length is
+            unknown while TensorFlow traces the call.
 
     Example:
 
@@ -82,14 +80,9 @@ class RandomHeads(ClusteredHeads):
         return self.rule(LastMembers)
 
     def random_scores(self, length):
-        """Returns the random scores that decide who is a member.
+        """Returns scores `<float32>[1, heads, length, clusters]` as a NumPy array.
 
-        Args:
-            length: number of tokens.
-
-        Returns:
-            NumPy array `<float32>[1, heads, length, clusters]`. Those of a position
-            do not depend on the length.
+        Those of a position do not depend on the length.
         """
         generator = np.random.default_rng(self.seed)
         shape = (length, self.num_heads, self.num_clusters)

@@ -24,68 +24,47 @@ class RoutedHeads(ClusteredHeads):
     argument `routing` says who chooses:
 
     - `"token_choice"`: each token goes to the best centroid of its key, and attends to
-      the last `attention_window` tokens of the cluster that is best for its query,
-      itself included. Strictly causal, at a cost that is linear in the length. Only for
-      self-attention under a causal mask.
+      the last `attention_window` tokens of the cluster that is best for its query.
+      Strictly causal; only for self-attention under a causal mask.
     - `"expert_choice"` (the paper): each centroid takes the `attention_window` tokens
-      that score highest, so clusters are balanced. Attention is dense inside a cluster,
-      and a token's results are averaged over its clusters. Under a causal mask, with
-      `routing_scope="full"`, later tokens influence who is a member, so outputs leak;
-      `routing_scope="prefix"` judges membership among the tokens up to the query, and
-      costs more than full attention.
+      that score highest, and attention is dense inside a cluster; a token's results are
+      averaged over its clusters. Under a causal mask, outputs depend on later tokens
+      unless `routing_scope="prefix"`.
 
-    `None`, the default, is token choice in self-attention under a causal mask, and
-    expert choice elsewhere. In attention to another sequence, each centroid takes the
-    best tokens of that sequence, and each query sees those of its best centroid.
-
-    With `key_shift=1`, clusters and members stay the same. A query compares itself with
-    the earlier members, not with itself, and reads the value that follows each member.
-    Relative positions then count from 1.
-
-    State: that of `OnlineKMeans`, which moves when `training=True`. Padding is never
-    seen, and moves no centroid.
-
-    [How routing works](docs/how_routing_works.md) explains all this with pictures, and
-    has the details of each rule.
+    In attention to another sequence, each query sees the tokens that its best centroid
+    takes. State: that of `OnlineKMeans`, which moves when `training=True`. Padding is
+    never seen, and moves no centroid. [How routing works](docs/how_routing_works.md)
+    has pictures, costs and the details of each rule.
 
     Args:
         num_heads: number of heads in the group.
         num_clusters: number of centroids of each head.
-        attention_window: number of members of a cluster that a token sees, in tokens.
-            A window longer than the input is cut to it.
-        routing: who chooses, `"expert_choice"` or `"token_choice"`; None (the default)
-            for the sound choice, see above.
-        routing_scope: in expert choice under a causal mask, the tokens that compete
-            with each other: `"full"` (the default), those of the whole sequence, or
-            `"prefix"`, those up to the query. Token choice is the same in both scopes.
-            The call argument `routing_scope` of layers and models overrides it.
+        attention_window: number of members of a cluster that a token sees, in tokens. A
+            window longer than the input is cut to it.
+        routing: `"expert_choice"` or `"token_choice"`; None (the default) for token
+            choice in self-attention under a causal mask, and expert choice elsewhere.
+        routing_scope: in expert choice under a causal mask, the tokens that compete:
+            `"full"` (the default), the whole sequence, or `"prefix"`, those up to the
+            query. The call argument `routing_scope` overrides it.
         prefix_block_size: number of queries that are computed at once in the scope
-            `"prefix"`, in tokens. It does not change results: more queries take more
-            memory, fewer take more turns. None (the default) for `attention_window`.
-        clusters_per_query: in token choice, number of clusters that a query reads: the
-            last `attention_window // clusters_per_query` members of each of its best
-            clusters. A query then also finds matches just across the border of its best
-            cluster. A token is still a member of one cluster. It must divide
-            `attention_window`. Defaults to 1.
-        share_query_key: whether the projection of the queries also makes the keys. In
-            self-attention, queries and keys are then the same and are routed once.
+            `"prefix"`; more take more memory. None (the default) for
+            `attention_window`.
+        clusters_per_query: in token choice, number of clusters that a query reads, an
+            equal share of `attention_window` in each. It must divide that. Defaults to
+            1.
+        share_query_key: whether the projection of the queries also makes the keys.
             Defaults to True.
-        **kwargs: arguments of `Clustering`, which say how centroids move;
-            `query_cluster` and `exploring_queries` of `ClusteredHeads`; and arguments
-            of `HeadGroup`, whose relative positions are in ranks.
+        **kwargs: arguments of `Clustering`; `query_cluster` and `exploring_queries` of
+            `ClusteredHeads`; and arguments of `HeadGroup`.
 
-    Call arguments and Returns: as in `HeadGroup`. Relative positions are differences
-    of rank in the list of members in order of position. The clustering loss is added
-    to `losses`.
+    Call arguments and Returns: as in `HeadGroup`. Relative positions are differences of
+    rank in the list of members in order of position. The clustering loss is added to
+    `losses`.
 
     Raises:
-        ValueError: if `attention_window` or `prefix_block_size` is not a positive
-            integer, `routing` or `routing_scope` is unknown, or an argument is refused
-            by `HeadGroup` or `Clustering`; when built, if `key_dim` is less than 2;
-            when called, if `use_causal_mask=True` and query and value differ in length,
-            with token choice if there is no causal mask or the value is another
-            sequence, or with `routing=None` if there is a causal mask and the value is
-            another sequence.
+        ValueError: when built, if `key_dim` is less than 2; when called, if a causal
+            mask has queries and values of different lengths, or another sequence with
+            `routing=None`, or if token choice gets no causal mask or another sequence.
 
     Example:
 
@@ -98,9 +77,8 @@ class RoutedHeads(ClusteredHeads):
     assert attention(np.ones((1, 32, 16)), use_causal_mask=True).shape == (1, 32, 16)
     ```
 
-    Reference: paper, section 4.1 and Algorithm 1, and
-    `clustered_local_attention_helper` of the release for expert choice. Token choice
-    and the prefix scope are this package's own.
+    Reference: paper, section 4.1 and Algorithm 1, for expert choice. Token choice and
+    the prefix scope are this package's own.
     """
 
     remembers_key_heads = True

@@ -46,9 +46,7 @@ class SlidingHeads(HeadGroup):
     Call arguments and Returns: as in `HeadGroup`.
 
     Raises:
-        ValueError: if `radius` is not an integer of at least 0, or of at least 1 with
-            `is_strided=True`, `is_strided` is not a boolean, `max_relative_position` is
-            given with `is_strided=True`, or `HeadGroup` refuses an argument; when
+        ValueError: if `max_relative_position` is given with `is_strided=True`; when
             called, if query and value differ in length.
 
     Example:

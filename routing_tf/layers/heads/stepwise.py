@@ -1,4 +1,4 @@
-"""How heads whose pattern is one of positions attend step by step."""
+"""Step-by-step attention of heads whose pattern depends on positions."""
 
 import keras
 from keras import ops
@@ -9,10 +9,12 @@ from routing_tf.layers.support.lengths import numbers
 
 
 class Stepwise:
-    """The part of a `HeadGroup` that attends behind the tokens of a cache.
+    """The part of a `HeadGroup` that attends after the tokens of a cache.
 
     A subclass implements `sees` and `cache_length`, or the methods that make and use
-    caches.
+    caches. A cache is a dict of tensors with the batch on axis 0, see `layers.caches`,
+    and `inputs` are `HeadInputs`. `max_length` is the number of tokens a sequence may
+    have, and `positions` are their `Positions`; None (the default) for a sequence.
     """
 
     #: How many tokens `step` takes at once, which may be a property; None for any
@@ -22,30 +24,21 @@ class Stepwise:
     queries_per_step = None
 
     def sees(self, query, keys, cache):
-        """The pattern, for some queries and keys by their positions.
+        """The pattern by positions: which keys queries see, and their distances.
 
         Args:
             query: `<int32>[queries, 1]`, positions of the queries.
-            keys: `<int32>[batch, 1, 1, keys]`, positions of keys; under a causal mask
-                a query sees none that is later.
+            keys: `<int32>[batch, 1, 1, keys]`, positions of keys; under a causal mask a
+                query sees none that is later.
             cache: as returned by `make_cache` or `make_memory`.
 
         Returns:
-            `<bool>`, broadcastable to `[batch, heads, queries, keys]`, which keys each
-            query sees, and their relative positions, `<int32>` likewise.
-
-        Raises:
-            NotImplementedError: if the subclass has no pattern of this kind.
+            `<bool>` and `<int32>`, broadcastable to `[batch, heads, queries, keys]`.
         """
         raise NotImplementedError
 
     def cache_length(self, max_length, positions=None):
-        """Returns how many of the last positions a query may see.
-
-        Args:
-            max_length: number of tokens a sequence may have.
-            positions: their `Positions`; None (the default) for a sequence.
-        """
+        """Returns how many of the last positions a query may see."""
         return max_length
 
     def cached_mask_and_bias(self, inputs):
@@ -53,29 +46,12 @@ class Stepwise:
         return inputs.value_mask, inputs.token_bias
 
     def make_cache(self, batch_size, max_length, positions=None):
-        """Makes an empty cache for steps of self-attention under a causal mask.
-
-        Args:
-            batch_size: number of sequences.
-            max_length: number of tokens a sequence may have.
-            positions: their `Positions`; None (the default) for a sequence.
-
-        Returns:
-            Dict of tensors with the batch on axis 0; see `layers.caches`.
-        """
+        """Makes an empty cache for steps of self-attention under a causal mask."""
         num_tokens = self.cache_length(max_length, positions)
         return recent_tokens.make(self, batch_size, num_tokens)
 
     def start(self, cache, inputs):
-        """Attends with a sequence from its first token on, in one parallel pass.
-
-        Args:
-            cache: as returned by `make_cache`, or any later one, which is forgotten.
-            inputs: `HeadInputs` of the sequence.
-
-        Returns:
-            `<float>[batch, heads, length, value_dim]`, and the cache behind it.
-        """
+        """Attends in one parallel pass; returns the output and the cache after it."""
         output = self(inputs=inputs, training=False)
         return output, self.fill_cache(cache, inputs.in_last_segment())
 
@@ -84,16 +60,7 @@ class Stepwise:
         return recent_tokens.fill(self, cache, inputs)
 
     def step(self, cache, index, inputs):
-        """Attends with the tokens that follow those in a cache.
-
-        Args:
-            cache: as returned by `make_cache`, `fill_cache` or this method.
-            index: `<int32>`, position of the first token.
-            inputs: `HeadInputs` of the tokens, of at most `tokens_per_step`.
-
-        Returns:
-            `<float>[batch, heads, length, value_dim]`, and the cache with the tokens.
-        """
+        """Attends with tokens from `index` on; returns the output and the new cache."""
         return recent_tokens.step(self, cache, index, inputs)
 
     def restart_cache(self, cache):
@@ -107,15 +74,7 @@ class Stepwise:
         return cache["rows"].shape[2]
 
     def make_memory(self, inputs, max_length):
-        """Makes the cache for steps of attention to another sequence.
-
-        Args:
-            inputs: `HeadInputs` of the other sequence; its query is not used.
-            max_length: number of queries there may be.
-
-        Returns:
-            Dict of tensors with the batch on axis 0.
-        """
+        """Makes the cache for steps of attention to another sequence."""
         return {"rows": rows.of_inputs(self, inputs)}
 
     def restart_memory(self, cache):

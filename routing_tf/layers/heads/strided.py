@@ -34,9 +34,8 @@ class StridedHeads(HeadGroup):
     of block.
 
     Raises:
-        ValueError: if a number in `block_shape` is not a positive integer, or
-            `HeadGroup` refuses an argument; when called, if `use_causal_mask=True` and
-            query and value differ in length.
+        ValueError: when called, if `use_causal_mask=True` and query and value differ in
+            length.
 
     Example:
 

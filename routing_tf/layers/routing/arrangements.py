@@ -1,4 +1,4 @@
-"""Where the tokens of clusters stand in a pass, and what each chunk of them reads.
+"""The arrangement of clustered tokens in chunks, and what each chunk reads.
 
 Letters: B batch, H heads, L length, Q queries: length times clusters that each reads, N
 chunks of queries, C slots of a chunk, S keys that a chunk reads, D dim.
@@ -227,7 +227,7 @@ class OfQueries(ClusterReads):
         return ops.swapaxes(self._of_chunks(entries[..., None]), -1, -2)
 
     def _visible(self):
-        """Tells which keys each query sees, `<bool>[B, H, N, C, S]`."""
+        """Returns which keys each query sees, `<bool>[B, H, N, C, S]`."""
         ranks, ends = self.ranks(), self.of_queries(self.ends)[..., None]
         near = ops.logical_and(ranks < ends, ranks >= ends - self._window)
         return ops.logical_and(near, ranks >= 0)

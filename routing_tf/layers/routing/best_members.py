@@ -115,7 +115,7 @@ class BestMembers(Prefixes):
         return {**cache, **lists}, enters
 
     def _best(self, scores):
-        """Positions and scores of the best tokens, by position, behind empty places."""
+        """Positions and scores of the best tokens, by position, after empty places."""
         length, window = scores.shape[-1], self.window
         count = min(window, length)
         settled = membership.settled(scores, count, self.near_tie)
@@ -133,7 +133,7 @@ class BestMembers(Prefixes):
         return ops.pad(members, missing), best
 
     def _entry(self, scores, new):
-        """Tells which place in a list a new token frees, and whether it enters.
+        """Returns which place in a list a new token frees, and whether it enters.
 
         The list has scores `[B, H, K, W]` in order of position; `new`, `[B, H, K]`, are
         those of the next token. The place, `[B, H, K, 1]`, is that of the member with

@@ -24,11 +24,7 @@ CHUNK_STEP = 16
 
 
 def block_size_for(length, num_clusters, attention_window, chunk_size):
-    """Returns how many tokens of a cluster stand in its block, in whole chunks.
-
-    It is the window, if clusters of equal size have as many tokens: then one causal
-    mask covers their pairs, and no chunk reads them again.
-    """
+    """Returns the size of a block in whole chunks: an even share, at most a window."""
     share = min(-(-length // num_clusters), attention_window)
     return -(-share // chunk_size) * chunk_size
 
@@ -203,7 +199,7 @@ class ClusterBlocks:
         return tuple(ops.swapaxes(each, -1, -2) for each in (first, windows))
 
     def mask(self, nearest=0):
-        """Tells which slots of its block a token sees, up to its own.
+        """Returns which slots of its block a token sees, up to its own.
 
         Returns `<bool>[T, T]`; None for all. With `nearest=1` it does not see itself.
         """
@@ -213,7 +209,7 @@ class ClusterBlocks:
         return (back >= nearest) & (back < self.attention_window)
 
     def window_mask(self, nearest=0):
-        """Tells which slots a token of a chunk sees, broadcastable to `[N, C, S]`.
+        """Returns which slots a token of a chunk sees, broadcastable to `[N, C, S]`.
 
         With `nearest=1` it does not see itself.
         """

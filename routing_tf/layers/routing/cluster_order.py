@@ -26,11 +26,7 @@ MIN_CHUNK_SIZE = 16
 
 
 def chunk_size_for(attention_window):
-    """Returns the number of slots of a chunk, about a quarter of the window.
-
-    Each chunk computes `C + attention_window` logits for a token, and up to `C - 1` of
-    its slots may be empty, so small chunks waste little.
-    """
+    """Returns the slots of a chunk, about a quarter of the window: few are empty."""
     smallest = min(MIN_CHUNK_SIZE, attention_window)
     return max(smallest, -(-attention_window // 4))
 
@@ -123,9 +119,7 @@ class ClusterOrder:
     def windows(self, x, attention_window):
         """Joins each chunk with those before it that its tokens may see.
 
-        From `[B, H, N, C, D]` to `[B, H, N, S, D]`, the S slots of the chunks before it
-        and of its own; any entries where there is no chunk before it. The attention
-        window includes the token itself.
+        From `[B, H, N, C, D]` to `[B, H, N, S, D]`; any entries before the first chunk.
         """
         before = self._num_chunks_before(attention_window)
         if before and windows_are_gathered():
@@ -137,7 +131,7 @@ class ClusterOrder:
         return self._num_chunks_before(attention_window) * self.chunk_size
 
     def window_mask(self, attention_window, nearest=0):
-        """Tells which slots of its window a token sees: the last of its cluster.
+        """Returns which slots of its window a token sees: the last of its cluster.
 
         Returns `<bool>[B, H, N, C, S]`. The attention window includes the token itself,
         even with `nearest=1`, where it does not see itself.
@@ -161,7 +155,7 @@ class ClusterOrder:
 
 
 def windows_are_gathered():
-    """Whether `gathered_windows` is faster than `memory_windows`."""
+    """Returns whether `gathered_windows` is faster than `memory_windows`."""
     return keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
 
 

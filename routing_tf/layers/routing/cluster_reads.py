@@ -20,13 +20,9 @@ from routing_tf.layers.support.products import product
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Members:
-    """Pairs in order of position, with their clusters.
+    """Pairs in order of position, `[B, G, X, ...]`, with their clusters.
 
-    Args:
-        clusters: `<int32>[B, G, X]`; the number of clusters for pairs in none.
-        key: `<float32>[B, G, X, D]`.
-        value: the same for values.
-        bias: `<float32>[B, G, X]`, or None.
+    Pairs in no cluster have the number of clusters.
     """
 
     clusters: Any
@@ -67,12 +63,7 @@ class _Reads:
         return self._of_queries(ops.sum(weights, axis=-1))
 
     def output(self, weights, shares):
-        """Returns sums of values over all reads of a query, `[B, G, N, R, D]`.
-
-        Args:
-            weights: as `weights` returns them.
-            shares: `<float32>[B, G, N, R, P]`, what is taken from each weight.
-        """
+        """Returns sums of values over all reads; `shares` is taken from each weight."""
         less = self._visible * self._of_reads(shares)[..., None]
         return self._summed(product(weights - less, self._value))
 

@@ -50,12 +50,8 @@ class Clustering(Settings):
             default): no anchors.
 
     Raises:
-        ValueError: if `ema` is not a boolean, `decay` is not in [0, 1],
-            `commitment_weight`, `balance_rate` or `anchor_weight` is negative,
-            `update_rule` or `centroid_initialization` is unknown, `revive_after` is not
-            a positive integer, or one of `update_rule`, `revive_after`,
-            `centroid_initialization` and `balance_rate` is not the default with
-            `ema=False`.
+        ValueError: if one of `update_rule`, `revive_after`, `centroid_initialization`
+            and `balance_rate` is not the default with `ema=False`.
 
     Reference: paper, section 4.1. Biases that balance loads without a loss: Wang et al.
     (2024), https://arxiv.org/abs/2408.15664.

@@ -35,22 +35,12 @@ def make_seed(seed=None):
 
 
 def is_exploring_seed(variable):
-    """Tells whether a variable is the state of a generator of positions."""
+    """Returns whether a variable is the state of a generator of positions."""
     return SEED_NAME in variable.path.split("/")
 
 
 def draw_positions(num_queries, num_heads, length, seed):
-    """Draws distinct positions for each head; at most all of them.
-
-    Args:
-        num_queries: number of positions of a head.
-        num_heads: number of heads.
-        length: number of positions to draw from.
-        seed: a `keras.random.SeedGenerator`.
-
-    Returns:
-        `<int32>[heads, queries]`.
-    """
+    """Draws distinct positions for each head, `<int32>[H, Q]`; at most all of them."""
     noise = keras.random.uniform((num_heads, length), dtype="float32", seed=seed)
     _, positions = ops.top_k(noise, smaller(num_queries, length), sorted=False)
     return ops.cast(positions, "int32")
@@ -60,19 +50,9 @@ def explore(group, tokens, inputs, output, training=None, hides_own=False):
     """Lets some queries attend densely, and inserts their outputs.
 
     Padding does not explore. Exploring queries have no relative positions, because
-    these are ranks in a cluster.
-
-    Args:
-        group: the `ClusteredHeads`.
-        tokens: their `RoutedTokens`.
-        inputs: the `HeadInputs` that these come from.
-        output: `<float>[B, H, L, D]`, the outputs of all queries in their clusters.
-        training: whether dropout is on.
-        hides_own: whether a query sees itself only if it sees nothing else. Defaults to
-            False.
-
-    Returns:
-        `<float>[B, H, L, D]`.
+    these are ranks in a cluster. `output` `<float>[B, H, L, D]` has the outputs of all
+    queries in their clusters. With `hides_own`, a query sees itself only if it sees
+    nothing else.
     """
     length = tokens.length
     positions = draw_positions(

@@ -88,11 +88,7 @@ class Poles:
     def means(self, group, logits=None, counts=None, biases=None):
         """Returns mean logits, `<float32>[B, G, N, R, K]`; hidden in empty clusters.
 
-        Args:
-            group: the `MultipoleHeads`.
-            logits: sums of other pairs; None (the default) for those of all.
-            counts: likewise.
-            biases: likewise.
+        Sums, counts and biases are those of all pairs unless `logits` is given.
         """
         if logits is None:
             logits, counts, biases = self.logits, self.counts, self.biases
@@ -140,10 +136,7 @@ class Choice:
         self.counts = ops.cast(self.of_chosen(counts), "int32")
 
     def of_chosen(self, x):
-        """Returns what chosen clusters have, `[B, G, N, R, P]`.
-
-        From what all have, broadcastable to `[B, G, N, R, K]`.
-        """
+        """Returns what chosen clusters have, `[B, G, N, R, P]`, of what all have."""
         x = ops.broadcast_to(x, (*ops.shape(self.clusters)[:-1], self._num_clusters))
         found = ops.take(ops.reshape(x, (-1,)), self._places(), axis=0)
         return ops.reshape(found, ops.shape(self.clusters))
@@ -182,9 +175,7 @@ class Near:
     def output(self, weights, of_poles=None):
         """Returns sums of values, `<float32>[B, G, N, R, D]`.
 
-        Args:
-            weights: `<float32>[B, G, N, R, Y]`.
-            of_poles: `<float32>[B, G, N, R, K]`, weights of pairs of clusters.
+        `of_poles` has the weights of pairs of clusters, `<float32>[B, G, N, R, K]`.
         """
         if self.flushed is not None:
             shares = product(of_poles, self.clusters, transpose_y=True)

@@ -9,16 +9,14 @@ _held = OpenLists()
 def hold_updates():
     """Collects the updates of centroids instead of making them, inside the context.
 
-    For training loops that split a batch into parts. Add up the statistics of
-    `OnlineKMeans` over the parts (and over replicas, see `move`); `move` then updates
-    the centroids as the whole batch would. Open the context inside the function that a
-    `tf.distribute` strategy runs on each replica, or that `tf.function` or `jax.jit`
-    compiles. Only the innermost of nested contexts collects.
+    For training loops that split a batch into parts: add up the statistics of
+    `OnlineKMeans` over the parts and replicas; `move` then updates the centroids as the
+    whole batch would. Open it inside the function that a strategy runs on each replica,
+    or that `tf.function` or `jax.jit` compiles.
 
     Returns:
-        A context manager that gives a list. It receives a pair for each training call
-        of a layer that would have moved its centroids: the layer and its statistics, a
-        flat list of float32 tensors of fixed shapes.
+        A context manager that gives a list of pairs: a layer and its statistics, a flat
+        list of float32 tensors of fixed shapes.
 
     Example:
 

@@ -24,7 +24,7 @@ class InsideClusters(Rule):
         self.choose = group.choose
 
     def compares_ranks(self, tokens):
-        """Tells whether a causal mask may compare ranks instead of positions."""
+        """Returns whether a causal mask may compare ranks instead of positions."""
         return tokens.shares_vectors
 
     def attend(self, tokens, training=None):

@@ -1,4 +1,4 @@
-"""Which tokens are in which cluster, and scattering their results back.
+"""Members of clusters, and the scattering of their results to tokens.
 
 Letters: B batch, H heads, L length, K clusters, W members of a cluster, D dim.
 """
@@ -19,14 +19,10 @@ NEAR_TIE = 2e-7
 
 
 def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
-    """Lets each centroid take the tokens that score highest.
+    """Returns the tokens that score highest, `<int>[B, H, K, W]`, in ascending order.
 
-    This is expert choice: clusters choose tokens, and tokens do not choose clusters. A
-    token may be in several clusters or in none. Of tokens whose scores differ by at
-    most `near_tie`, the earlier ones are taken. With a mask, broadcastable to
-    `[B, H, L]`, padding is taken only if a cluster finds too few tokens, and comes
-    after them. From scores `<float>[B, H, L, K]` to `<int>[B, H, K, W]`, positions in
-    ascending order.
+    Of scores that differ by at most `near_tie`, the earlier ones are taken; padding
+    only if a cluster finds too few tokens, and after them.
 
     Reference: paper, Algorithm 1, lines 13-16; `gather_cluster_attention_items`.
     """
@@ -40,11 +36,7 @@ def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
 
 
 def settled(scores, count, near_tie):
-    """Equalises scores that nearly tie for the last place among the `count` best.
-
-    Choosing the best of the results, `<float>[..., L]`, then takes the earlier of them,
-    as for equal scores, whatever the rounding.
-    """
+    """Equalises scores that nearly tie for the last place among the `count` best."""
     best, _ = ops.top_k(scores, count, sorted=False)
     last = extremes.smallest(best, axis=-1, keepdims=True)
     return ops.where(ops.abs(scores - last) <= near_tie, last, scores)
@@ -124,8 +116,5 @@ def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
 
 
 def mean_of(sums, counts, count_offset=0.0):
-    """Divides the sums of each token's results by its number of clusters.
-
-    A token in no cluster gets zero. `count_offset` is added to the numbers.
-    """
+    """Divides sums by each token's number of clusters; zero for none."""
     return sums / (counts + count_offset if count_offset else ops.maximum(counts, 1))

@@ -345,16 +345,10 @@ def attend_next(group, cache, index, query, far):
 
 
 def sorted_reads(group, far, members, choice, ends, number=None):
-    """Returns how many queries read the clusters of a `Choice`.
+    """Returns how `far` queries read the clusters of a `Choice`.
 
-    Args:
-        group: the `MultipoleHeads`.
-        far: `<float32>[B, G, N, R, D]`, queries as they see pairs from far.
-        members: `Members`.
-        choice: `Choice`.
-        ends: `<int32>[B, G, N, R, P]`, the rank after the last pair that is read.
-        number: the same, how many are read; None (the default) for as many as the
-            group reads.
+    `ends` `<int32>[B, G, N, R, P]` are the ranks after the last pairs that are read;
+    `number` is how many are read, None for as many as the group reads.
     """
     number = group.num_read(choice.counts) if number is None else number
     ends = ops.cast(ends, "int32")

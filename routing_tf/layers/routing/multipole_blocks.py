@@ -1,4 +1,4 @@
-"""Where queries of multipole heads and the pairs near them stand in a pass.
+"""The arrangement of queries of multipole heads, and of the pairs near them, in blocks.
 
 Letters: B batch, H heads, G key heads, L length, X pairs, N blocks, A tokens of a
 block, R queries of a block (those of all heads of a key head, one token after the

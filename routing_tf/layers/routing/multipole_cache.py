@@ -164,7 +164,7 @@ def _ends(cache, index, real):
 
 
 def _border(group, start, end):
-    """Returns the first place that is not flushed behind `end`, `<int32>[B]`."""
+    """Returns the first place that is not flushed after `end`, `<int32>[B]`."""
     return ops.where(start >= 0, group.borders(end - 1 - start), 0)
 
 

@@ -101,10 +101,6 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
     Returns:
         Scores `<float32>[batch, heads, length, num_clusters]`, or a tuple of them.
 
-    Raises:
-        ValueError: if `num_clusters` is not a positive integer, or `Clustering` refuses
-            a setting.
-
     Example:
 
     ```python
@@ -221,16 +217,10 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         return scores
 
     def losses_of(self, streams, scores, nearest, masks, centroids):
-        """Returns the sums of the losses of tokens, and the numbers of tokens.
+        """Returns two lists, sums of the losses of tokens and numbers of tokens.
 
-        The loss is the sum of the quotients of both lists.
-
-        Args:
-            streams: list of one or two tensors of tokens.
-            scores: list of their scores, without biases and anchors.
-            nearest: list of `<float32>` one-hot clusters of their tokens.
-            masks: list of their masks or None.
-            centroids: `<float32>[heads, clusters, dim]`.
+        The arguments have an entry for each stream; `scores` are without biases and
+        anchors, `nearest` is one-hot.
         """
         masks = [None if mask is None else ops.cast(mask, "float32") for mask in masks]
         numbers = [_num_tokens(*stream) for stream in zip(streams, masks, strict=True)]
@@ -357,12 +347,7 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         self.biases.assign_add(moved)
 
     def count(self, assigned):
-        """Returns the number of tokens of each cluster, `<float32>[heads, clusters]`.
-
-        Args:
-            assigned: `<float32>[batch, heads, length, clusters]`, one-hot; 0 for
-                padding.
-        """
+        """Returns numbers of tokens `<float32>[H, K]` of one-hot `[B, H, L, K]`."""
         return ops.sum(assigned, axis=(0, 2))
 
     def _move_averages(self, count, total):

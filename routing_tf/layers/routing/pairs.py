@@ -39,10 +39,7 @@ class Pairs:
     segments: Any = None
 
     def far_clusters(self, group):
-        """Returns the clusters in which queries may see pairs from far, `[B, G, X]`.
-
-        They are the number of clusters for pairs in none: first pairs, and padding.
-        """
+        """Returns clusters of pairs seen from far; their number for all others."""
         is_far = self.places >= group.num_sinks
         return ops.where(is_far, self.clusters, group.num_clusters)
 
@@ -89,15 +86,9 @@ def at_places(x, index):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Queries:
-    """Queries, in order of position.
+    """Queries `<float>[B, H, L, D]`, as they see near pairs and pairs from far.
 
-    Args:
-        near: `<float>[B, H, L, D]`, as they see near pairs.
-        far: the same, as they see pairs from far.
-        places: as in `Pairs`.
-        segments: as in `Pairs`.
-        starts: `<int32>`, broadcastable to `[B, 1, L]`, positions at which documents
-            start.
+    `starts` are the positions at which their documents start, as `[B, 1, L]`.
     """
 
     near: Any
@@ -139,7 +130,7 @@ def document_places(length, mask, segments):
 class Turn:
     """Turns rows of tokens until their documents start at the first place.
 
-    What stands before a document, which is padding, goes behind all others.
+    Padding before a document goes after all others.
 
     Args:
         starts: `<int32>`, broadcastable to `[B, 1, 1]`, where documents start.

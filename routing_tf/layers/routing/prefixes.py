@@ -175,13 +175,13 @@ class _Candidates:
     is_member: Any
 
     def before(self, start):
-        """Tells which tokens come before each query, `<bool>[B, H, K, C, J]`."""
+        """Returns which tokens come before each query, `<bool>[B, H, K, C, J]`."""
         size = self.is_member.shape[-2]
         query = start + numbers(size)[:, None]
         return self.positions[..., None, :] < query
 
     def own(self):
-        """Tells which queries are members themselves, `<bool>[B, H, K, C]`."""
+        """Returns which queries are members themselves, `<bool>[B, H, K, C]`."""
         size = self.is_member.shape[-2]
         own = ops.logical_and(self.is_member[..., -size:], np.eye(size, dtype="bool"))
         return ops.any(own, axis=-1)

@@ -15,17 +15,14 @@ from routing_tf.layers.support.lengths import numbers
 
 
 def ranks(counts, num_places):
-    """Ranks of the members in the places of a ring; negative in empty ones.
-
-    From `[...]` to `[..., R]`.
-    """
+    """Returns the ranks in a ring, `[..., R]`; negative in empty places."""
     newest = counts[..., None] - 1
     places = numbers(num_places)
     return newest - (newest - places) % num_places
 
 
 def joined(cache, clusters, is_member, **new):
-    """Returns a cache of rings with new members behind those that are there.
+    """Returns a cache of rings with new members after those that are there.
 
     Args:
         cache: has `"counts"`, the numbers of members so far `<int32>[B, H, K]`.

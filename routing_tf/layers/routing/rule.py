@@ -53,10 +53,7 @@ class Rule:
         self.count_offset = group.count_offset
 
     def window_in(self, x):
-        """Returns how many members a token may see of `[B, H, L, ...]`.
-
-        It sets the sizes of chunks, which are integers even if the length is unknown.
-        """
+        """Returns how many members a token may see of `[B, H, L, ...]`, an integer."""
         return self.window if x.shape[2] is None else min(self.window, x.shape[2])
 
     def restart(self, cache):
@@ -64,10 +61,7 @@ class Rule:
         raise NotImplementedError
 
     def members(self, scores):
-        """Tells which token is in which cluster, if `tokens_choose`.
-
-        From scores `<float32>[..., K]` to `<bool>[..., K]`.
-        """
+        """Returns each token's cluster, `<bool>[..., K]`, if `tokens_choose`."""
         best = extremes.place_of_largest(scores)
         return backends.one_hot(best, scores.shape[-1], dtype="bool")
 
@@ -97,10 +91,7 @@ class Rule:
         raise NotImplementedError
 
     def step(self, cache, index, tokens):
-        """Attends with tokens from `index` on, of at most `tokens_per_step`.
-
-        Returns `<float>[B, H, T, D]`, and the cache with the tokens.
-        """
+        """Attends from `index` on; returns `<float>[B, H, T, D]` and the cache."""
         raise NotImplementedError
 
     def _no_pending_key(self, batch_size):
@@ -127,11 +118,7 @@ class Rule:
         return {**cache, "pending": pending}, tokens
 
     def mean_over_clusters(self, output, asks, axis):
-        """Averages a token's results over its clusters, which are on an axis.
-
-        `asks` has the shape of `output` without its last axis, True for clusters of the
-        token.
-        """
+        """Averages over the clusters on an axis; `asks` is True for a token's own."""
         weights = ops.cast(asks, output.dtype)[..., None]
         sums, counts = ops.sum(output * weights, axis), ops.sum(weights, axis)
         return membership.mean_of(sums, counts, self.count_offset)
@@ -145,7 +132,7 @@ class Rule:
         return entries[..., None, :]
 
     def member_mask(self, inputs, members, filled=None):
-        """Tells which slots of a cluster queries may see; None for all.
+        """Returns which slots of a cluster queries may see; None for all.
 
         `filled`, as `members` `[B, H, K, W]`, is False in slots without a member.
         """

@@ -1,4 +1,4 @@
-"""Which tokens are in which cluster if clusters choose within each segment.
+"""Members of clusters, chosen within each segment.
 
 Letters: B batch, H heads, L length, K clusters.
 """
@@ -13,22 +13,10 @@ from routing_tf.layers.support.segments import next_positions
 
 
 def expert_choice(scores, attention_window, starts, mask=None, near_tie=0.0):
-    """Lets each centroid take the best tokens of each segment.
+    """Returns the best tokens of each segment, `<bool>[B, H, K, L]`.
 
-    The same as `membership.expert_choice`, for all segments of a sequence. Padding is
-    never taken.
-
-    Args:
-        scores: `<float>[B, H, L, K]`.
-        attention_window: number of tokens that a centroid takes from a segment.
-        starts: `<int32>[B, 1, L]`, the position at which each token's segment starts.
-        mask: `<bool>`, broadcastable to `[B, H, L]`, False for padding; None (the
-            default) for none.
-        near_tie: difference of scores up to which the earlier token is taken. Defaults
-            to 0.0.
-
-    Returns:
-        `<bool>[B, H, K, L]`, who is a member.
+    Like `membership.expert_choice`, but padding is never taken. `starts` `<int32>[B, 1,
+    L]` has the position at which each token's segment starts.
     """
     scores = ops.swapaxes(membership.padding_last(scores, mask), 2, 3)
     order = _best_first(scores, starts)
@@ -72,17 +60,9 @@ def ranks_of_members(is_member, starts):
 
 
 def lists(is_member, starts):
-    """Puts the members of each segment in front of its other tokens.
+    """Puts the members of each segment before its other tokens.
 
-    A segment has as many places as tokens, at its own positions, and the place of a
-    member in its segment is its rank.
-
-    Args:
-        is_member: `<bool>[B, H, K, L]`.
-        starts: `<int32>[B, 1, L]`, the position at which each token's segment starts.
-
-    Returns:
-        The token at each place, `<int32>[B, H, K, L]`, and whether it is a member.
+    Returns the token at each place `<int32>[B, H, K, L]`, and whether it is a member.
     """
     keys = 2 * starts[:, :, None] + ops.cast(ops.logical_not(is_member), "int32")
     # Tokens with one key stay in order of position.
@@ -91,10 +71,7 @@ def lists(is_member, starts):
 
 
 def _best_first(scores, starts):
-    """Returns the tokens of each segment, best first; of equal ones, earlier first.
-
-    From `[B, H, K, L]` to `<int32>[B, H, K, L]`, the segments at their positions.
-    """
+    """Returns the tokens of each segment, best first; of equal ones, earlier first."""
     by_score = ops.cast(ops.argsort(-scores, axis=-1), "int32")
     start = gathering.gather_entries(starts, by_score, length_of(starts, 2))
     return ops.take_along_axis(by_score, ops.argsort(start, axis=-1), axis=-1)

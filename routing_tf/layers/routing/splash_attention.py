@@ -26,7 +26,7 @@ _SINK = -1e30
 
 
 def is_there():
-    """Whether the kernel can run on the device."""
+    """Returns whether the kernel can run on the device."""
     return keras.backend.backend() == "jax" and (INTERPRET or not lack_of_device())
 
 

@@ -101,14 +101,7 @@ class _Turns:
     def attend(self, query, key, value, bias):
         """Returns outputs and, in the last column, logarithms of sums.
 
-        Args:
-            query: `<float32>[B, G, N, C, D]`.
-            key: `<float32>[B, G, M, S, D]`.
-            value: the same for values.
-            bias: `<float32>[B, G, M, S, 1]`.
-
-        Returns:
-            `<float32>[B, G, N, C, D + 1]`.
+        The queries are `[B, G, N, C, D]`, and the keys `[B, G, M, S, D]`.
         """
 
         @stated_gradient
@@ -188,12 +181,7 @@ class _Turns:
 
 
 def before_turns(query, value_dim):
-    """Returns the state of the softmax of queries before they have seen anything.
-
-    It is the largest logit, the sum of exponentials of logits less this one, and that
-    of values with these weights: `<float32>[..., queries, 1]`, again, and
-    `<float32>[..., queries, value_dim]`.
-    """
+    """Returns the largest logit, the sum and the output before a softmax begins."""
     zero = ops.zeros_like(query[..., :1])
     return zero + HIDDEN, zero, zero * ops.zeros((1, value_dim), "float32")
 

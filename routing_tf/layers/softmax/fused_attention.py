@@ -55,27 +55,13 @@ def obstacle(implementation, query, key, value):
 
 
 def attend(implementation, query, key, value, mask=None, bias=None, is_causal=False):
-    """Attends with a kernel of JAX, if there is no `obstacle`.
+    """Attends with a kernel of JAX; None where `"auto"` finds that JAX refuses.
 
-    All leading axes, such as blocks, clusters and heads, form one batch of short
-    sequences. The output of a query that sees nothing has no meaning.
-
-    Args:
-        implementation: `"auto"` for cuDNN where possible, and one message elsewhere;
-            `"cudnn"`; or `"xla"`, the reference of JAX, on any device.
-        query: `<float>[..., queries, key_dim]`.
-        key: `<float>[..., keys, key_dim]`.
-        value: `<float>[..., keys, value_dim]`.
-        mask: `<bool>`, broadcastable to `[..., queries, keys]`; or None.
-        bias: `<float>` of such a shape, added to the logits; or None.
-        is_causal: whether a query sees only keys up to its own place. Needs as many
-            queries as keys.
-
-    Returns:
-        `<float>[..., queries, value_dim]`; None where `"auto"` finds that JAX refuses.
-
-    Raises:
-        ValueError: if JAX refuses another implementation.
+    All leading axes form one batch of short sequences. The mask and the bias are
+    broadcastable to `[..., queries, keys]`. With `is_causal`, which needs as many
+    queries as keys, a query sees only keys up to its own place. The output of a query
+    that sees nothing has no meaning. `"auto"` is cuDNN where possible, and one message
+    elsewhere; `"xla"` is the reference of JAX. Others are an error if JAX refuses.
     """
     operands, restore = _arranged(query, key, value, mask, bias)
     kernel = functools.partial(
@@ -90,15 +76,7 @@ def attend(implementation, query, key, value, mask=None, bias=None, is_causal=Fa
 
 
 def decline(implementation, reason):
-    """Warns once why the plain path is used.
-
-    Args:
-        implementation: as in `attend`.
-        reason: why the kernel cannot be used, in words.
-
-    Raises:
-        ValueError: unless it is `"auto"`, the only one that allows the plain path.
-    """
+    """Warns once why the plain path is used; an error except for `"auto"`."""
     if implementation != "auto":
         raise ValueError(
             f'`attention_implementation` must be "auto" or "plain": {reason}. '

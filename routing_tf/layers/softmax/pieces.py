@@ -54,15 +54,8 @@ def num_pieces(query, key, value, pairs):
 def in_pieces(attend, number, query, *others):
     """Attends piece by piece, which gives the same results.
 
-    Args:
-        attend: function of `query` and `others` that returns a tensor, or a tuple of
-            tensors, with the same leading axes.
-        number: number of pieces, see `num_pieces`.
-        query: `<float>[..., queries, key_dim]`.
-        *others: key, value and tensors of pairs, or None.
-
-    Returns:
-        The result of `attend`.
+    `attend` takes `query` and `others`, which may be None, and returns a tensor or a
+    tuple of tensors with their leading axes.
     """
     leading = query.shape[:-2]
     pieces = zip(*(_cut(x, leading, number) for x in (query, *others)), strict=True)

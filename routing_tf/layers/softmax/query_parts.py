@@ -14,14 +14,10 @@ MIN_PART_SIZE = 32
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Pairs:
-    """What belongs to pairs of queries and keys.
+    """What belongs to pairs of queries and keys, broadcastable to `[..., Q, K]`.
 
-    Args:
-        mask: `<bool>`, broadcastable to `[..., queries, keys]`, True where a query may
-            see a key; or None.
-        bias: `<float>` likewise, added to the logits; or None.
-        distances: `<int>` likewise; None for differences of slots.
-        offset: slot of the key at the first query's position.
+    Distances are None for differences of slots; `offset` is the slot of the key at the
+    first query's position.
     """
 
     mask: Any

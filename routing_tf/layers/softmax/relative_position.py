@@ -40,10 +40,6 @@ class RelativePosition(ConfiguredLayer):
     Call arguments: none; use `key_logits` and `value_sums`, or `key_logits_at` and
     `value_sums_at` if distances are not differences of slots.
 
-    Raises:
-        ValueError: if `max_relative_position` is not a positive integer, or an
-            initializer is unknown.
-
     Example:
 
     ```python
@@ -91,19 +87,10 @@ class RelativePosition(ConfiguredLayer):
         )
 
     def key_logits(self, query, num_keys, offset, is_causal=False):
-        """Returns `query · key_embeddings[distance]` of every query and key.
+        """Returns `query · key_embeddings[distance]`, `<float>[..., queries, keys]`.
 
-        Args:
-            query: `<float>[..., queries, key_dim]`.
-            num_keys: number of keys.
-            offset: slot of the key at the first query's position; the distance of key
-                `j` from query `i` is `j - offset - i`.
-            is_causal: whether a causal mask hides the results of later keys, where the
-                last query sees all keys and each earlier query one key less. Defaults
-                to False.
-
-        Returns:
-            `<float>[..., queries, num_keys]`.
+        Key `j` has the distance `j - offset - i` from query `i`. With `is_causal`, a
+        mask hides later keys: the last query sees all, each earlier one a key less.
         """
         num_queries = length_of(query, -2)
         columns = _num_columns(num_queries, num_keys, is_causal)
@@ -112,16 +99,10 @@ class RelativePosition(ConfiguredLayer):
         return distances_to_keys(products, num_keys)
 
     def value_sums(self, weights, offset, is_causal=False):
-        """Returns the sum over keys of `weights · value_embeddings[distance]`.
+        """Returns the sums over keys of `weights · value_embeddings[distance]`.
 
-        Args:
-            weights: `<float>[..., queries, keys]`.
-            offset: as in `key_logits`.
-            is_causal: whether weights of later keys are zero under a causal mask, see
-                `key_logits`. Defaults to False.
-
-        Returns:
-            `<float>[..., queries, value_dim]`.
+        From `<float>[..., queries, keys]` to `[..., queries, value_dim]`. With
+        `is_causal`, the weights of later keys are zero; see `key_logits`.
         """
         num_queries, num_keys = length_of(weights, -2), length_of(weights, -1)
         columns = _num_columns(num_queries, num_keys, is_causal)
@@ -132,13 +113,7 @@ class RelativePosition(ConfiguredLayer):
     def key_logits_at(self, query, distances):
         """Returns `query · key_embeddings[distance]` for distances of any kind.
 
-        Args:
-            query: `<float>[..., queries, key_dim]`.
-            distances: `<int>[..., queries, keys]`; its leading axes and those of
-                `query` are broadcast against each other.
-
-        Returns:
-            `<float>[..., queries, keys]`.
+        Leading axes of the query and of `<int>[..., queries, keys]` are broadcast.
         """
         *shape, dim = ops.shape(query)
         # In two dimensions, because XLA takes no other product in a loop on TensorFlow.
@@ -217,8 +192,7 @@ def distances_to_keys(products, num_keys):
 def keys_to_distances(weights, columns):
     """The transpose of `distances_to_keys`: `out[i, j + queries - i] = in[i, j]`.
 
-    From `<float>[..., queries, keys]`, zero if there is no such column, to
-    `[..., queries, columns]`, with more columns than keys, zero where there is no key.
+    `columns` must exceed the number of keys; entries without a key are zero.
     """
     *leading, rows, num_keys = ops.shape(weights)
     weights = _pad_last(weights, 0, columns - 1 - num_keys)

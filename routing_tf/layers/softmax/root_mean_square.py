@@ -7,18 +7,9 @@ EPSILON = 1e-6
 
 
 def normalized(x, scale, factor=1.0):
-    """Normalises the last axis, at least in float32.
+    """Normalises the last axis, at least in float32; `factor` multiplies the result.
 
-    Args:
-        x: `<float>[..., dim]`.
-        scale: `<float>[dim]`.
-        factor: another factor of the result. Defaults to 1.0.
-
-    Returns:
-        Tensor of the shape and type of `x`.
-
-    Reference: Zhang, Sennrich, "Root Mean Square Layer Normalization"
-    (https://arxiv.org/abs/1910.07467).
+    Reference: Zhang, Sennrich (https://arxiv.org/abs/1910.07467).
     """
     exact = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
     mean = ops.mean(ops.square(exact), axis=-1, keepdims=True)

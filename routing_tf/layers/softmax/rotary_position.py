@@ -15,22 +15,12 @@ from routing_tf.layers.support.lengths import length_of
 
 
 def rotate(x, first_position, wavelength, positions=None):
-    """Turns vectors by their positions.
+    """Turns `<float>[batch, heads, length, dim]` by positions.
 
     The planes are those of `keras_hub.layers.RotaryEmbedding`: entry i of the first
-    half of a vector lies in one with entry i of the second half.
-
-    Args:
-        x: `<float>[batch, heads, length, dim]`, with an even `dim`.
-        first_position: position of the first token, an integer or a tensor.
-        wavelength: the wavelength, over `2 * pi`, of a hypothetical plane after the
-            slowest one.
-        positions: `<int32>`, broadcastable to `[batch, heads, length]`, positions of
-            the tokens; None (the default) for consecutive ones from `first_position`
-            on.
-
-    Returns:
-        Tensor of the shape and type of `x`.
+    half of a vector lies in one with entry i of the second half. `wavelength` is that,
+    over `2 * pi`, of a hypothetical plane after the slowest one. Positions default to
+    consecutive ones from `first_position`.
     """
     size = x.shape[-1]
     exponents = np.arange(0, size, 2, dtype="float32") / np.float32(size)

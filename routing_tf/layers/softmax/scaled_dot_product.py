@@ -61,7 +61,7 @@ class ScaledDotProduct(ConfiguredLayer):
             for token choice and hashed heads, whose queries are routed as their keys
             are; all else is `"plain"` there. `keras.config.disable_flash_attention()`
             makes `"plain"` of `"auto"` in all layers. For tests and benchmarks:
-            `"cudnn"`, and `"splash"` for these heads, raise an error in place of the
+            `"cudnn"`, and `"splash"` for these heads, raise an error instead of the
             message, and `"xla"` is JAX's reference.
         logit_soft_cap: a positive number c, for logits `c * tanh(logits / c)` between
             -c and c (Gemma 2); None (the default) for no cap. Relative positions are
@@ -95,12 +95,8 @@ class ScaledDotProduct(ConfiguredLayer):
         `<float32>[..., queries]`, large and negative for a query that sees nothing.
 
     Raises:
-        ValueError: if `dropout` is not in [0, 1), `max_relative_position` is neither
-            None nor a positive integer, `logit_soft_cap` is not a positive number,
-            `seed` is neither None nor an integer of at least 0, an initializer is
-            unknown, or `attention_implementation` is none of the above; when called, if
-            `"cudnn"` or `"xla"` cannot compute the attention. (`"splash"` raises it in
-            heads with clusters, and is `"plain"` here.)
+        ValueError: when called, if `"cudnn"` or `"xla"` cannot compute the attention.
+            (`"splash"` raises it in heads with clusters, and is `"plain"` here.)
 
     Example:
 
@@ -309,33 +305,18 @@ class ScaledDotProduct(ConfiguredLayer):
         return None
 
     def depends_on_place(self, training):
-        """Whether results depend on how blocks and clusters lie in the leading axes.
-
-        Args:
-            training: whether dropout is on, which then draws other numbers.
-        """
+        """Returns whether results depend on the arrangement in the leading axes."""
         return bool(self.dropout and training)
 
     def normalized_and_sums(self, logits):
-        """Returns the weights, and `<float32>[..., queries]` for `return_logsumexp`.
-
-        Args:
-            logits: as in `normalized`.
-        """
+        """Returns the weights, and `<float32>[..., queries]` for `return_logsumexp`."""
         exact = ops.cast(logits, "float32")
         logsumexp = ops.logsumexp(exact, axis=-1, keepdims=True)
         weights = ops.cast(ops.exp(exact - logsumexp), logits.dtype)
         return weights, logsumexp[..., 0]
 
     def attention_weights(self, logits, mask, bias=None, training=None):
-        """Returns the attention weights of logits that a head group computed itself.
-
-        Args:
-            logits: `<float>[..., queries, keys]`.
-            mask: as `attention_mask` in a call.
-            bias: as in a call.
-            training: whether dropout is on.
-        """
+        """Returns the attention weights of logits that a head group computed itself."""
         if self.logit_soft_cap is not None:
             logits = self.capped(logits)
         weights = self.normalized(self.masked(logits, mask, bias))
@@ -346,24 +327,11 @@ class ScaledDotProduct(ConfiguredLayer):
         return ops.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
 
     def of_seeing(self, output, mask, *lengths):
-        """Returns the output with zeros for queries that may see nothing.
-
-        Args:
-            output: `<float>[..., queries, value_dim]`.
-            mask: as `attention_mask` in a call.
-            *lengths: numbers of queries and of keys, if there is also a causal mask.
-        """
+        """Returns the output with zeros for queries that may see nothing."""
         return ops.where(sees_some(mask, *lengths), output, 0)
 
     def masked(self, logits, mask, bias, causal_mask=None):
-        """Adds the bias and all masks to the logits.
-
-        Args:
-            logits: `<float>[..., queries, keys]`.
-            mask: as `attention_mask` in a call.
-            bias: as in a call.
-            causal_mask: `<bool>[queries, keys]`; None (the default) for none.
-        """
+        """Adds the bias and all masks to logits `<float>[..., queries, keys]`."""
         bias = mask_as_bias(logits.dtype, mask, bias)
         logits = logits if bias is None else logits + bias
         if causal_mask is None:
@@ -389,15 +357,6 @@ class ScaledDotProduct(ConfiguredLayer):
 
 
 def joined_parts(outputs, logsumexps):
-    """Joins the outputs for parts of the keys to the outputs for all keys.
-
-    Args:
-        outputs: `<float>[..., parts, value_dim]`, of calls with
-            `return_logsumexp=True`.
-        logsumexps: `<float32>[..., parts]`, of the same calls.
-
-    Returns:
-        `<float>[..., value_dim]`.
-    """
+    """Joins outputs `[..., parts, value_dim]` for parts of the keys by `logsumexps`."""
     shares = ops.cast(softmax(logsumexps), outputs.dtype)
     return ops.sum(shares[..., None] * outputs, axis=-2)

@@ -21,7 +21,7 @@ def softmax(logits):
 
 
 def can_attend(query, key, value, bias=None):
-    """Tells whether `softmax_attention` can take these tensors.
+    """Returns whether `softmax_attention` can take these tensors.
 
     It does not sum gradients over broadcast axes, and does not convert tensors.
     """

@@ -4,8 +4,6 @@
 class Argument:
     """A constructor argument, checked whenever the attribute of its name is set.
 
-    A class declares what the argument may be, and `__init__` sets it as in Keras:
-
     ```python
     from routing_tf import layers
     from routing_tf.layers.support.argument import Argument
@@ -18,9 +16,6 @@ class Argument:
         def __init__(self, num_heads, width=2, **kwargs):
             super().__init__(num_heads, **kwargs)
             self.width = width
-
-
-    assert WideHeads(4, width=3).width == 3
     ```
 
     Args:

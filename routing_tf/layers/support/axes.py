@@ -28,7 +28,7 @@ def split_axis(x, sizes, axis):
 
 
 def is_broadcastable(own, shape):
-    """Tells whether what has the shape `own` can be broadcast to another shape.
+    """Returns whether what has the shape `own` can be broadcast to another shape.
 
     An axis of unknown length fits another one of unknown length.
     """

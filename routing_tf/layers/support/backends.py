@@ -20,7 +20,7 @@ def longest_integer():
 
 
 def is_compiled_by_torch():
-    """Whether torch compiles or exports the function that runs now."""
+    """Returns whether torch compiles or exports the function that runs now."""
     import torch
 
     return torch.compiler.is_compiling()

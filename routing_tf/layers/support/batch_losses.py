@@ -12,16 +12,10 @@ _open = OpenLists()
 
 
 class BatchLoss(typing.NamedTuple):
-    """The share that one call has in a loss of the global batch.
+    """The share of one call in a loss of the global batch.
 
-    Args:
-        layer: the layer that adds it; its `loss_names` has all names of its losses.
-        name: name of the loss; None for a part of the clustering loss.
-        own: list of sums over the tokens of the call, through which gradients flow.
-        counts: list of tensors of fixed shapes, sums over the tokens of the call that
-            need no gradients, such as the number of tokens.
-        of: function of `own` and of the totals of `counts` over the global batch that
-            returns a scalar. It is linear in `own`, so shares add up to the loss.
+    `of` maps `own`, sums over the tokens of the call through which gradients flow, and
+    the totals of `counts` over the global batch to a scalar. It is linear in `own`.
     """
 
     layer: typing.Any
@@ -32,10 +26,11 @@ class BatchLoss(typing.NamedTuple):
 
 
 def add_batch_loss(layer, name, own, counts, of):
-    """Adds a loss of the global batch to a layer, inside its call.
+    """Adds a loss of the global batch to a layer, inside its call; see `BatchLoss`.
 
     Keras averages the losses of replicas. They are scaled so that this mean is the loss
-    of the global batch, wherever the padding is. Arguments are those of `BatchLoss`.
+    of the global batch, wherever the padding is. `name` is one of the layer's
+    `loss_names`; None for a part of the clustering loss.
     """
     counts = [ops.stop_gradient(count) for count in counts]
     held = _open.innermost
@@ -46,11 +41,7 @@ def add_batch_loss(layer, name, own, counts, of):
 
 
 def hold_losses():
-    """Collects `BatchLoss`es instead of adding them to layers, inside the context.
-
-    For those who add up the `counts` over parts of a batch, too. Returns a context
-    manager that gives the list.
-    """
+    """Collects `BatchLoss`es in a list instead of adding them, inside the context."""
     return _open.opened()
 
 

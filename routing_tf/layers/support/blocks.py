@@ -100,9 +100,6 @@ def running_total(x, axis):
 
 
 def shift_right(x):
-    """Shifts `[batch, length, ...]`, in blocked order, right by one behind a 0.
-
-    Reference: `right_shift_blockwise_nd` of the release, in blocked order.
-    """
+    """Shifts `[batch, length, ...]`, in blocked order, right by one after a 0."""
     padded = ops.pad(x, [(0, 0), (1, 0)] + [(0, 0)] * (len(x.shape) - 2))
     return cut_axis(padded, 0, length_of(x, 1), axis=1)

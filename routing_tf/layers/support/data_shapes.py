@@ -26,7 +26,7 @@ def static_shapes():
 
 
 def is_on_one_cpu():
-    """Whether everything is computed on a single CPU."""
+    """Returns whether everything is computed on a single CPU."""
     if IS_TORCH:  # Keras lists no devices there, and computes on one.
         return ops.zeros(()).device.type == "cpu"
     devices = keras.distribution.list_devices()

@@ -21,14 +21,7 @@ def smallest(x, axis=None, keepdims=False):
 
 
 def place_of_largest(x):
-    """Returns where the largest entry of the last axis is, of equal ones the first.
-
-    Args:
-        x: `<float>[..., N]`.
-
-    Returns:
-        `<int32>[...]`.
-    """
+    """Returns where the largest entry of the last axis is, of equal ones the first."""
     if keras.backend.backend() == "tensorflow":
         # Keras looks for -0.0 by its bits, which ONNX, OpenVINO and LiteRT cannot.
         import tensorflow as tf

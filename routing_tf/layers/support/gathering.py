@@ -11,10 +11,7 @@ from routing_tf.layers.support.stated_gradients import stated_gradient
 
 
 def gather_entries(mask, members, length):
-    """Returns the entries of a mask or bias, broadcastable to `[B, H, L]`, of members.
-
-    `members` are any positions, `<int>[B, H, ...]`; the result has their shape.
-    """
+    """Returns entries at positions `[B, H, ...]`, of `[B, H, L]` or broadcastable."""
     everywhere = ops.broadcast_to(mask, (*ops.shape(members)[:2], length))
     return entries_at(everywhere, members)
 

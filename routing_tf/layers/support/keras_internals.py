@@ -28,11 +28,7 @@ _of_thread = _Lists()
 
 
 def declare_call_argument(layer, *names):
-    """Gives an uncalled layer arguments that reach all layers inside.
-
-    They work like `training`: layers that declare one and have it in their `call` get
-    it, also in models of the functional API.
-    """
+    """Gives an uncalled layer arguments that reach layers inside, like `training`."""
     layer._register_call_context_args(*names)
 
 
@@ -65,7 +61,7 @@ def own_weights(layer):
 
 
 def decays(optimizer, variable):
-    """Tells whether an optimizer's `weight_decay` applies to a variable."""
+    """Returns whether an optimizer's `weight_decay` applies to a variable."""
     return optimizer._use_weight_decay(variable)
 
 
@@ -88,7 +84,7 @@ def without_autocast():
 
 
 def is_compiled_by_xla():
-    """Whether XLA will compile the function that TensorFlow traces now."""
+    """Returns whether XLA will compile the function that TensorFlow traces now."""
     import tensorflow as tf
     from tensorflow.python.ops import control_flow_util
 
@@ -132,10 +128,7 @@ def set_mask_of(x, mask):
 
 
 def disown(layer, losses):
-    """Makes a layer and those inside forget losses that another layer adds.
-
-    Keras recognises losses by ids, which a later loss may reuse.
-    """
+    """Makes a layer and those inside forget losses, whose ids Keras may find again."""
     ids = {id(loss) for loss in losses}
     for each in (layer, *layers_inside(layer)):
         each._loss_ids -= ids
@@ -161,12 +154,10 @@ class Checkpointed(keras.layers.Layer):
 
 
 class OwnLosses(keras.layers.Layer):
-    """A layer whose added losses belong only to its replica.
+    """A layer whose added losses belong only to its replica, that is, its thread.
 
-    `tf.distribute` runs each replica in a thread, and switches threads wherever
-    replicas add something up. Keras keeps the losses of a layer in one list, so a
-    replica that adds up inside a call would find the losses of all others there, or
-    none. Here each thread has its own list.
+    `tf.distribute` switches threads wherever replicas add something up; in one list, a
+    replica would then find the losses of the others.
     """
 
     @property

@@ -20,7 +20,7 @@ def length_of(x, axis):
 
 
 def is_known(*lengths):
-    """Whether all lengths are integers."""
+    """Returns whether all lengths are integers."""
     return all(isinstance(length, (int, np.integer)) for length in lengths)
 
 

@@ -18,11 +18,7 @@ def combine_masks(*masks):
 
 
 def known_mask(x, mask):
-    """Returns which tokens of `[B, H, L, D]` are real, broadcastable to `[B, H, L]`.
-
-    `mask`, of the same form, is False for padding; None for no padding. The result is
-    always a tensor, and also marks the padding of blocks.
-    """
+    """Returns which tokens of `[B, H, L, D]` are real; never None."""
     return combine_masks(ops.ones_like(x[:, :1, :, 0], dtype="bool"), mask)
 
 
@@ -40,13 +36,7 @@ def large_negative(dtype):
 def mask_as_bias(dtype, mask, bias=None):
     """Returns a bias of logits that hides the keys that the mask hides; or None.
 
-    It takes few passes: selecting among the logits, with its gradient, takes as long as
-    a softmax.
-
-    Args:
-        dtype: of the logits.
-        mask: as `attention_mask` in a call of `ScaledDotProduct`.
-        bias: as in such a call. Defaults to None.
+    It takes few passes: selecting among the logits takes as long as a softmax.
     """
     hidden = large_negative(dtype)
     if bias is not None:
@@ -75,7 +65,7 @@ def causal_mask(num_queries, num_keys):
 
 
 def sees_some(mask, num_queries=None, num_keys=None):
-    """Tells which queries see any key, broadcastable to `[..., queries, 1]`.
+    """Returns which queries see any key, broadcastable to `[..., queries, 1]`.
 
     Args:
         mask: `<bool>`, broadcastable to `[..., queries, keys]`.

@@ -34,10 +34,7 @@ class NotCast:
 
     @classmethod
     def of(cls, cache, index):
-        """Returns a cache and its index in one object, if there is one.
-
-        `stateless_call` of Keras passes both on as they are.
-        """
+        """Returns a cache and its index in one object, which Keras does not change."""
         if isinstance(cache, cls) or cache is None:
             return cache
         return cls(cache, known_index(index))

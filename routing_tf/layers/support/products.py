@@ -8,17 +8,8 @@ def product(x, y, transpose_x=False, transpose_y=False):
     """Returns the products of matrices; their other axes are broadcast.
 
     TensorFlow 2.21 with oneDNN writes beyond its memory if `matmul` broadcasts a batch
-    of matrices; `einsum` is right but slow.
-
-    Args:
-        x: `<float>[..., L, D]`; `[..., D, L]` with `transpose_x`.
-        y: `<float>[..., D, K]`, with more than two axes; `[..., K, D]` with
-            `transpose_y`.
-        transpose_x: whether `x` is transposed. Defaults to False.
-        transpose_y: whether `y` is transposed. Defaults to False.
-
-    Returns:
-        `<float>[..., L, K]`.
+    of matrices; `einsum` is right but slow. `x` is `<float>[..., L, D]` and `y`, which
+    has more than two axes, `<float>[..., D, K]`.
     """
     while len(x.shape) < len(y.shape):
         x = x[None]

@@ -5,11 +5,7 @@ from keras import ops
 
 
 def num_replicas():
-    """Returns the number of replicas that run a call side by side.
-
-    It is 1 outside `strategy.run` of `tf.distribute`, and on JAX, where a layer sees
-    the global batch.
-    """
+    """Returns the number of replicas that run a call side by side; 1 on JAX."""
     context = _replica_context()
     return 1 if context is None else context.num_replicas_in_sync
 

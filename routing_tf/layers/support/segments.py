@@ -76,7 +76,7 @@ class Segments:
 
     @property
     def is_in_last(self):
-        """Tells which tokens are in the last segment, `<bool>[B, 1, L]`."""
+        """Returns which tokens are in the last segment, `<bool>[B, 1, L]`."""
         starts = self.query_starts
         return starts == starts[:, :, length_of(starts, 2) - 1 :]
 
@@ -148,17 +148,9 @@ def _num_bits(name):
 
 
 def segment_mask(segments, of_queries, of_keys):
-    """Tells which keys are in the segment that a query sees; None without segments.
+    """Returns which keys are in a query's segment, `<bool>[..., queries, keys]`.
 
-    Args:
-        segments: `Segments`, or None.
-        of_queries: function that moves `[B, 1, L]` to the places of the queries,
-            `[..., queries]`.
-        of_keys: function that moves `[B, 1, M]` to the places of the keys,
-            `[..., keys]`.
-
-    Returns:
-        `<bool>[..., queries, keys]`.
+    The functions move `[B, 1, length]` to the places of queries and of keys.
     """
     if segments is None:
         return None
@@ -167,17 +159,10 @@ def segment_mask(segments, of_queries, of_keys):
 
 
 def offsets_behind(segment, segment_ids, index):
-    """Returns how many tokens of their segment a cache already contains.
+    """Returns how many tokens of their segment a cache contains, `<int32>[B, L]`.
 
-    The sum with `query_places` of their own `Segments` gives the places of tokens.
-
-    Args:
-        segment: the entry `"segment"` of the cache of a `MixedAttention`.
-        segment_ids: `<int>[B, L]`, ids of the tokens.
-        index: position of the first token, an integer or a tensor.
-
-    Returns:
-        `<int32>[B, L]`; 0 in segments that start after the cache.
+    Plus `query_places` of their own `Segments`, they are the places of tokens.
+    `segment` is the entry `"segment"` of the cache of a `MixedAttention`.
     """
     ids = ops.cast(segment_ids, segment["id"].dtype)
     starts = Segments.of_ids(ids).query_starts[:, 0]
@@ -209,7 +194,7 @@ def next_positions(starts):
 
 
 def changes(x):
-    """Tells where `[..., L]` changes; True at position 0."""
+    """Returns where `[..., L]` changes; True at position 0."""
     first = ops.ones_like(x[..., :1], dtype="bool")
     return ops.concatenate([first, x[..., 1:] != x[..., :-1]], axis=-1)
 
@@ -238,10 +223,7 @@ def _num_earlier(ids):
 
 
 def _sorted_by_id(ids):
-    """Returns the tokens in the order of ids, and the first place of each one's id.
-
-    Tokens with one id stand in order of position.
-    """
+    """Returns a stable order of tokens by id, and the first place of each id."""
     order = ops.cast(ops.argsort(ids, axis=-1), "int32")
     by_id = ops.take_along_axis(ids, order, axis=-1)
     return order, first_positions(changes(by_id))

@@ -15,10 +15,9 @@ DTypePolicyMap = keras.dtype_policies.DTypePolicyMap
 
 
 class ConfiguredLayer(Checkpointed):
-    """A layer whose config contains the constructor arguments of it and its bases.
+    """A layer whose config has the constructor arguments of it and its bases.
 
-    Each is read from the attribute of the same name. The dtype also tells how Keras has
-    quantized layers inside.
+    Each is the attribute of its name. The dtype also tells of quantized layers inside.
     """
 
     def get_config(self):

@@ -5,14 +5,7 @@ from collections.abc import Mapping
 
 
 def setting(default, check, *options):
-    """Returns a field of `Settings`.
-
-    Args:
-        default: its default.
-        check: function of the name, the value and the options that returns the value to
-            keep, or raises a `ValueError`, as of an `Argument`.
-        *options: further arguments of `check`, such as choices.
-    """
+    """Returns a field of `Settings`; `check` and `options` as in `Argument`."""
     return dataclasses.field(default=default, metadata={"check": (check, *options)})
 
 

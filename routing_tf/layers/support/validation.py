@@ -10,7 +10,7 @@ from routing_tf.layers.support.backends import is_compiled_by_torch
 
 
 def is_integer(value):
-    """Whether a value is an integer of Python or NumPy, and not a boolean."""
+    """Returns whether a value is an integer of Python or NumPy, and not a boolean."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

@@ -70,15 +70,7 @@ class _PooledHeads(layers.FullHeads):
         )
 
     def position_logits(self, query, num_keys):
-        """Returns the part of the logits that depends on distances.
-
-        Args:
-            query: `<float>[batch, heads, queries, key_dim]`.
-            num_keys: number of keys.
-
-        Returns:
-            `<float>[batch, heads, queries, keys]`.
-        """
+        """Returns logits of distances, `<float>[batch, heads, queries, keys]`."""
         kernel = self._as(self.position_kernel, query)
         projected = ops.einsum("bhqk,hdk->bhqd", query, kernel)
         of_sin, of_cos = ops.split(projected, 2, axis=-1)
@@ -111,7 +103,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
     Each block but the first begins with a layer whose queries are means of two adjacent
     hidden states, and whose keys and values are the states before. The decoder repeats
     the last states to the full length, adds those of the first block, and applies a few
-    more layers. It is not causal: tokens read those behind them, and share means with
+    more layers. It is not causal: tokens read those after them, and share means with
     them.
 
     Means leave padding out, so it has no influence; in the authors' code a pair with
@@ -148,8 +140,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
         contain a real token.
 
     Raises:
-        ValueError: if an argument is out of its range, `num_heads` does not divide
-            `hidden_dim` or that is odd; when called, if inputs have another shape.
+        ValueError: if `num_heads` does not divide `hidden_dim` or that is odd.
 
     Example:
 
@@ -341,13 +332,6 @@ def _checked_sizes(block_sizes):
 
 
 def _pairs(x):
-    """Puts two adjacent rows side by side, the last one with nothing if it is odd.
-
-    Args:
-        x: `[batch, length, size]`.
-
-    Returns:
-        `[batch, ceil(length / 2), 2, size]`.
-    """
+    """Puts adjacent rows side by side, `[B, pairs, 2, size]`; an odd one with zeros."""
     x = ops.pad(x, [(0, 0), (0, 1), (0, 0)])
     return ops.stack([x[:, :-1:2], x[:, 1::2]], axis=2)

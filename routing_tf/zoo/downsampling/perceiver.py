@@ -66,7 +66,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         share_weights: whether all readings but the first have the same weights, and the
             blocks after each reading, too, as in Perceiver. Defaults to True.
         causal: whether the latents are the last inputs. Defaults to False.
-        heads: list of head groups in place of `num_heads` full ones, such as
+        heads: list of head groups instead of `num_heads` full ones, such as
             `[layers.RoutedHeads(4, 8, 32), layers.LocalHeads(4, (32,))]`, of which each
             block gets its own copies; None (the default) for full attention. Those
             without a `dtype` take that of the model.
@@ -102,12 +102,11 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         the outputs of those inputs that are latents, and the cache with the inputs.
 
     Raises:
-        ValueError: if an argument is out of its range, heads do not divide
-            `latent_dim`, or a causal model has an `output_dim`, whose queries would
-            read later inputs; when called, if inputs do not have three axes, causal
-            ones are not of the size `latent_dim`, or `output_queries` are missing,
-            or given and unknown to the model or of another size, or the first call with
-            a cache does not reach the latents.
+        ValueError: if heads do not divide `latent_dim`, or a causal model has an
+            `output_dim`, whose queries would read later inputs; when called, if causal
+            inputs are not of the size `latent_dim`, `output_queries` are missing, or
+            given and unknown to the model, or the first call with a cache does not
+            reach the latents.
 
     Example:
 
@@ -313,12 +312,11 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         return self._outputs(latents, output_queries, training)
 
     def make_cache(self, batch_size, max_length):
-        """Makes an empty cache, for calls of a causal model that go on behind others.
+        """Makes an empty cache, for calls of a causal model that continue after others.
 
-        Its latents are the last `num_latents` of `max_length` inputs, so that they stay
-        the same from call to call. The first call must reach the first of them, and
-        later ones may have any number of inputs. Outputs are those of one pass over
-        `max_length` inputs.
+        Its latents are the last `num_latents` of `max_length` inputs. The first call
+        must reach the first of them, and later ones may have any number of inputs.
+        Outputs are those of one pass over `max_length` inputs.
 
         Args:
             batch_size: number of sequences.
@@ -328,8 +326,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             A structure of tensors of fixed sizes with the batch on axis 0.
 
         Raises:
-            ValueError: if the model is not causal or not built, or a number is not a
-                positive integer.
+            ValueError: if the model is not causal or not built.
         """
         arguments.check_built(self, "make_cache")
         batch_size = check_positive_integer("batch_size", batch_size)
@@ -355,7 +352,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
             )
 
     def _step(self, inputs, mask, cache):
-        """Does what `call` does behind the inputs of a cache."""
+        """Does what `call` does after the inputs of a cache."""
         static_length("inputs", inputs)
         self._check_causal()
         first, starts = first_latent(self, inputs, cache), cache.starts_anew

@@ -45,10 +45,6 @@ class TokenLearner(ConfiguredLayer):
     Returns:
         `<float>[batch, num_tokens, dim]`, zero if all inputs are padding.
 
-    Raises:
-        ValueError: if an argument is out of its range; when called, if inputs do not
-            have three axes.
-
     Example:
 
     ```python
@@ -157,8 +153,7 @@ class TokenFuser(ConfiguredLayer):
         `<float>[batch, length, dim]`, to be added to `inputs`, without a mask.
 
     Raises:
-        ValueError: if an argument is out of its range; when called, if one of the two
-            does not have three axes, or the number of tokens is unknown.
+        ValueError: when called, if the number of tokens is unknown.
 
     Example: see `TokenLearner`.
 

@@ -112,16 +112,15 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         training: whether jitter, random choices and dropout are on, and losses are
             added and statistics written.
         cache: what `make_cache` or an earlier call returned, for calls that go on
-            behind earlier tokens; None (the default) for none.
+            after earlier tokens; None (the default) for none.
 
     Returns:
         `<float>[batch, length, dim]`; with a cache, a pair: this tensor, and the cache
         with the tokens of `inputs`.
 
     Raises:
-        ValueError: if an argument is out of its range, `top_k` exceeds `num_experts`,
-            or `second_choice="random"` has no second choice; when called, if inputs
-            do not have three axes, or with a cache unless places are given by token.
+        ValueError: if `second_choice="random"` has no second choice; when called, with
+            a cache unless places are given by token.
 
     Example:
 
@@ -274,13 +273,7 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         )
 
     def make_cache(self, batch_size):
-        """Makes an empty cache, for calls that go on behind earlier tokens.
-
-        Args:
-            batch_size: number of sequences.
-
-        Returns:
-            `<int32>[batch, num_experts]`, how many places of each expert are taken.
+        """Makes an empty cache `<int32>[batch, num_experts]`, of places that are taken.
 
         Raises:
             ValueError: unless places are given by token.
@@ -310,17 +303,10 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         return output
 
     def route(self, inputs, mask=None):
-        """Returns where tokens go without a cache and not in training.
+        """Returns the `Routes` of tokens without a cache and not in training.
 
-        Args:
-            inputs: as in a call.
-            mask: as in a call.
-
-        Returns:
-            A named tuple of tensors of the shape `[batch, length, top_k]`: `experts`
-            of each token, the most probable one first, `weights` of their outputs,
-            `places` (how many tokens of the sequence were there before), `is_chosen`
-            (False for padding), and `is_placed` (False where there was no place, too).
+        They are a named tuple of `experts`, `weights`, `places`, `is_chosen` and
+        `is_placed`, each `[batch, length, top_k]`.
         """
         x, real = self._tokens(ops.convert_to_tensor(inputs), mask)
         probabilities = ops.softmax(self._logits(x), axis=-1)
@@ -431,13 +417,7 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
                 )
 
     def move(self, statistics):
-        """Writes the statistics of a step; see `OnlineKMeans.move`.
-
-        Args:
-            statistics: list of the number of tokens, how many of them have each expert
-                as their first choice, the sums over tokens of the probabilities and of
-                the z-loss, and the number of choices without a place.
-        """
+        """Writes the statistics of a step; see `OnlineKMeans.move`."""
         *counts, probabilities, z_loss, dropped = statistics
         own = zip(LOSSES, (probabilities, z_loss), strict=True)
         losses = [loss([x], counts) for loss, x in own]

@@ -10,18 +10,11 @@ PLACES = ("by_token", "by_choice", "by_probability")
 
 
 class Routes(typing.NamedTuple):
-    """Where tokens go.
+    """Where tokens go, `[batch, length, top_k]`: experts, most probable first.
 
-    Attributes:
-        experts: `<int32>[batch, length, top_k]`, the experts of each token, the most
-            probable one first.
-        weights: `<float32>[batch, length, top_k]`, what their outputs are multiplied
-            by.
-        places: `<int32>[batch, length, top_k]`, how many tokens of the same call had
-            chosen the same expert before.
-        is_chosen: `<bool>[batch, length, top_k]`, False for padding, and for second
-            choices that were left out.
-        is_placed: `<bool>[batch, length, top_k]`, False where there was no place, too.
+    `weights` multiply their outputs; `places` count the tokens of the call that had
+    chosen the expert before. `is_chosen` is False for padding and for second choices
+    that were left out, and `is_placed` also where there was no place.
     """
 
     experts: typing.Any
@@ -34,14 +27,8 @@ class Routes(typing.NamedTuple):
 def places_of(choices, probabilities, order):
     """Counts the choices of the same expert that come before each.
 
-    Args:
-        choices: `<int32>[batch, length, top_k, num_experts]`, 1 for the expert of a
-            choice, or all 0.
-        probabilities: `<float>[batch, length, num_experts]`.
-        order: one of `PLACES`, see `MixtureOfExperts`.
-
-    Returns:
-        `<int32>[batch, length, top_k]`.
+    The choices `<int32>[batch, length, top_k, num_experts]` are 1 for the expert, or
+    all 0; `order` is one of `PLACES`, see `MixtureOfExperts`.
     """
     if order == "by_token":
         return _earlier(choices)
@@ -57,11 +44,7 @@ def places_of(choices, probabilities, order):
 def _earlier(choices):
     """Counts the choices of the same expert before each, in the order of two axes.
 
-    Args:
-        choices: `<int32>[batch, first axis, second axis, num_experts]`.
-
-    Returns:
-        `<int32>[batch, first axis, second axis]`.
+    From `<int32>[batch, first axis, second axis, num_experts]`.
     """
     batch, first, second, experts = ops.shape(choices)
     ordered = ops.reshape(choices, (batch, first * second, experts))
@@ -71,24 +54,13 @@ def _earlier(choices):
 
 
 def load_sums(routes, real, num_experts):
-    """Counts the tokens whose first choice each expert is, `<float32>[num_experts]`.
-
-    Args:
-        routes: `Routes`.
-        real: `<float32>[batch, length]`, 0 for padding.
-        num_experts: number of experts.
-    """
+    """Counts the tokens whose first choice each expert is, `<float32>[num_experts]`."""
     first = ops.one_hot(routes.experts[..., 0], num_experts, dtype="float32")
     return ops.sum(first * real[..., None], axis=(0, 1))
 
 
 def load_balance(own, counts):
-    """Computes the load balancing loss of Switch, 1 if all experts are equal.
-
-    Args:
-        own: list of the sum of the probabilities of tokens, `<float32>[num_experts]`.
-        counts: list of the number of tokens, and of `load_sums`.
-    """
+    """Returns the load balancing loss of Switch, 1 if all experts are equal."""
     (probabilities,) = own
     tokens, first = counts
     squares = ops.square(ops.maximum(tokens, 1.0))

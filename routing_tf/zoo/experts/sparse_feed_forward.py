@@ -58,8 +58,7 @@ class SparseFeedForward(ConfiguredLayer):
         `<float>[batch, length, dim]`.
 
     Raises:
-        ValueError: if an argument is out of its range, or `block_size` does not divide
-            `intermediate_dim`; when called, if inputs do not have three axes.
+        ValueError: if `block_size` does not divide `intermediate_dim`.
 
     Example:
 
@@ -177,11 +176,7 @@ class SparseFeedForward(ConfiguredLayer):
     def choose(self, inputs):
         """Returns which unit of each block a token uses, not in training.
 
-        Args:
-            inputs: as in a call.
-
-        Returns:
-            `<int32>[batch, length, blocks]`, numbers within a block.
+        They are numbers within a block, `<int32>[batch, length, blocks]`.
         """
         arguments.check_built(self, "choose")
         inputs = ops.convert_to_tensor(inputs)

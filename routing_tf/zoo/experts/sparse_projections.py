@@ -49,7 +49,7 @@ class SparseProjectionAttention(MixedAttention):
     A call with one token multiplies by D and E one after the other, and reads no more
     weights than these.
 
-    The authors' code has a kernel of one module for values, and no projection behind
+    The authors' code has a kernel of one module for values, and no projection after
     the heads, as with `use_output_projection=False`.
 
     Args:
@@ -75,10 +75,9 @@ class SparseProjectionAttention(MixedAttention):
     groups that read the tokens themselves, such as `IndexedHeads`, read the modules.
 
     Raises:
-        ValueError: as in `MixedAttention`; if an argument is out of its range; when
-            built, if heads are not of the size of an output that has no projection;
-            when called, with another sequence as `value`, or with positions on two axes
-            and a kernel over several tokens.
+        ValueError: when built, if heads are not of the size of an output that has no
+            projection; when called, as in `MixedAttention`, with another sequence as
+            `value`, or with positions on two axes and a kernel over several tokens.
 
     Example:
 

@@ -69,8 +69,7 @@ class ProductKeyMemory(ConfiguredLayer):
         `<float>[batch, length, value_dim]`.
 
     Raises:
-        ValueError: if an argument is out of its range, `key_dim` is odd, or `top_k`
-            exceeds `num_keys`; when called, if inputs do not have three axes.
+        ValueError: if `key_dim` is odd, or `top_k` exceeds `num_keys`.
 
     Example:
 
@@ -198,15 +197,7 @@ class ProductKeyMemory(ConfiguredLayer):
         return ops.squeeze(ops.matmul(weights, values), 2)
 
     def find(self, inputs):
-        """Returns what tokens find, not in training.
-
-        Args:
-            inputs: as in a call.
-
-        Returns:
-            The scores `<float32>[batch, length, num_heads, top_k]`, best first, and the
-            numbers of the values `<int32>[batch, length, num_heads, top_k]`.
-        """
+        """Returns scores and values' numbers, `[batch, length, num_heads, top_k]`."""
         return self._best(self._queries(ops.convert_to_tensor(inputs)))
 
     def _queries(self, x, mask=None, training=None):
@@ -239,10 +230,7 @@ class ProductKeyMemory(ConfiguredLayer):
 
 
 def _sums(halves, factor=1):
-    """Adds all pairs of halves `[batch, length, 2, heads, top_k]`, the first scaled.
-
-    Unstacks, because OpenVINO is wrong about slices that also make an axis.
-    """
+    """Adds all pairs of halves; unstacks, as OpenVINO is wrong about such slices."""
     first, second = ops.unstack(halves, 2, axis=2)
     return ops.expand_dims(first * factor, -1) + ops.expand_dims(second, -2)
 

@@ -65,11 +65,7 @@ class BlockCompression(ConfiguredLayer):
         self.output_bias = self.add_weight((dim,), "zeros", name="output_bias")
 
     def blocks_of(self, x):
-        """Cuts a sequence into overlapping blocks, one for each stride.
-
-        From `[B, heads, length, ...]` to `[B, heads, C, S, ...]`; zero (False) after
-        the end of the sequence.
-        """
+        """Cuts into overlapping blocks `[B, heads, C, S, ...]`, one for each stride."""
         parts = break_into_blocks(x, self.stride, axis=2)
         after = self.block_length // self.stride - 1
         return memory_windows(parts, before=(0,), after=(after,), axis=2)

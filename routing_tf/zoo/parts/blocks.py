@@ -41,17 +41,10 @@ def transformer_block(
 def read_behind(block, x, memory, mask, cache, index):
     """Lets tokens read another sequence up to their places, and that in a cache.
 
-    Args:
-        block: a block that reads a memory with one group of heads.
-        x: `<float>[batch, tokens, dim]`, which stand at the last places of `memory`.
-        memory: `<float>[batch, length, memory dim]`.
-        mask: `<bool>[batch, length]`, False for padding; or None.
-        cache: what the heads remember of the memory before.
-        index: place of the first token of `memory`, as many as there are of `x`; None
-            for the beginning, where there may be more.
-
-    Returns:
-        `<float>[batch, tokens, dim]`, and the cache with `memory`.
+    `block` reads a memory with one group of heads. Tokens `x` are at the last places of
+    `memory`, `<float>[batch, length, dim]`. `index` is the place of its first token, as
+    many as there are of `x`; None for the beginning, where there may be more. Returns
+    outputs, and the cache with `memory`.
     """
     attention = block.cross_attention
     (group,) = attention.head_groups

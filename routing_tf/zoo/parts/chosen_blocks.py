@@ -70,11 +70,7 @@ class KeyBlocks:
 
 
 def key_sums(key, mask):
-    """Returns the sums of the real keys of blocks, and their numbers.
-
-    From `<float>[..., S, D]` and `<bool>[..., S]` to `<float32>[..., D]` and
-    `<float32>[...]`.
-    """
+    """Returns sums `[..., D]` of the real keys of blocks, and their numbers."""
     key = ops.cast(key, "float32")
     sums = ops.sum(ops.where(mask[..., None], key, 0), axis=-2)
     return sums, ops.sum(ops.cast(mask, "float32"), axis=-1)
@@ -86,11 +82,7 @@ def key_means(sums, counts):
 
 
 def comparable(query):
-    """Returns queries in float32 whose largest entry is 1 or -1, or 0.
-
-    Which block a query is most like does not depend on its length, but products with a
-    short one vanish, and with a long one overflow.
-    """
+    """Scales queries to a largest entry of 1: products neither vanish nor overflow."""
     query = ops.cast(query, "float32")
     length = extremes.largest(ops.abs(query), axis=-1, keepdims=True)
     return query / ops.where(length > 0, length, 1)
@@ -123,17 +115,10 @@ def best_blocks(scores, candidates, count, training=None):
 
 
 def own_scores(query, blocks, is_causal):
-    """Returns the products of queries with the means of the keys of their own blocks.
+    """Returns products of queries with the mean keys of their blocks, `[B, H, L]`.
 
-    Means are those of real keys, with `is_causal` of those up to the query.
-
-    Args:
-        query: `<float>[B, H, L, D]`.
-        blocks: `KeyBlocks`.
-        is_causal: whether there is a causal mask.
-
-    Returns:
-        `<float32>[B, H, L]`, large and negative for a query that sees no key.
+    Means are those of real keys, with `is_causal` of those up to the query. A query
+    that sees no key has a large negative score.
     """
     own = break_into_blocks(query, blocks.key.shape[3], axis=2)
     own, key = ops.cast(own, "float32"), ops.cast(blocks.key, "float32")
@@ -167,26 +152,11 @@ def attend(
 ):
     """Lets each query attend to its chosen blocks and its own block.
 
-    Relative positions are in tokens, those of keys minus those of queries, which count
-    from 0. Neither the output of a query nor the places of its pairs depend on later
-    queries.
-
-    Args:
-        dot_product: `ScaledDotProduct`.
-        query: `<float>[B, H, L, D]`.
-        blocks: `KeyBlocks`.
-        chosen: `<int32>[B, H, L, K]`, as from `best_blocks`; None for only the query's
-            own block.
-        own: `"causal"` if a query also sees the block at its own place up to itself,
-            `"whole"` if it sees all of it; None (the default) for neither.
-        training: whether dropout is on.
-        mixing_scores: `<float32>[B, H, L, K + 1]`, K without an own block, which is the
-            first. With them, there is a softmax inside each block, and the results are
-            mixed by the softmax of these scores. None (the default) for one softmax
-            over all keys.
-
-    Returns:
-        `<float>[B, H, L, E]`.
+    Relative positions are in tokens. `chosen` is as from `best_blocks`, or None. `own`
+    is `"causal"` if a query also sees its own block up to itself, `"whole"` for all of
+    it. With `mixing_scores` (`[B, H, L, K + 1]`, the own block first), softmaxes inside
+    each block are mixed by that of these scores; otherwise there is one softmax.
+    Outputs do not depend on later queries.
     """
     parts = []
     if own is not None:

@@ -5,7 +5,7 @@ from routing_tf.layers.caches import next_token
 
 
 def first_latent(perceiver, inputs, cache):
-    """Checks the inputs behind a cache; returns the place of the first latent."""
+    """Checks the inputs after a cache; returns the place of the first latent."""
     length, index = inputs.shape[1], checked_index(cache.cache_index)
     rows = cache.cache["readings"][0]["rows"]
     sequences = rows.shape[0], inputs.shape[0]

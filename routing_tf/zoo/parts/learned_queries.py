@@ -24,17 +24,10 @@ def of_heads(group, weight, dtype):
 
 
 def attend(group, weight, inputs, value, training):
-    """Attends with learned queries to the tokens of a sequence.
+    """Attends with the learned queries of a weight to the tokens of a sequence.
 
-    Args:
-        group: the head group.
-        weight: as from `add_weight`.
-        inputs: `HeadInputs` with the keys, their mask and their bias.
-        value: `<float>[batch, heads, length, columns]`, the values to read.
-        training: whether dropout is on.
-
-    Returns:
-        `<float>[batch, heads, number, columns]`.
+    `value` is `<float>[batch, heads, length, columns]`. Returns `[batch, heads, number,
+    columns]`.
     """
     key = inputs.key
     query = of_heads(group, weight, key.dtype) * group.key_dim**-0.5

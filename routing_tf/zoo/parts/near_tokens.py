@@ -55,11 +55,7 @@ def attend(dot_product, inputs, window, training=None):
 
 
 def step(group, tokens, query, window, index):
-    """Lets a query at position `index` attend to the last tokens up to it.
-
-    `tokens` are rows `[batch, heads, places, row]`, see `caches.rows`; the query is
-    `<float>[batch, heads, 1, key_dim]`, and sees `window` tokens, including its own.
-    """
+    """Lets a query `[B, H, 1, D]` at `index` see the last `window` rows up to it."""
     window = min(window, tokens.shape[2])
     places = index - (window - 1) + numbers(window)
     read = ops.take(tokens, ops.maximum(places, 0), axis=2)

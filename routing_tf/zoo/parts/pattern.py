@@ -12,23 +12,19 @@ class Pattern:
 
     Args:
         heads: the class of its heads, or a function that returns a list of groups.
-        settings: function of `models.patterns.Sizes` that returns arguments of these
-            heads, besides those that all heads have.
-        has_relative_positions: whether the heads may have relative positions. Defaults
-            to True.
-        of_images: whether the pattern is only for images. Defaults to False.
-        is_bounded: whether the memory of the heads is the same for texts of any length.
-            Defaults to False.
+        settings: function of `models.patterns.Sizes` that returns further arguments.
+        has_relative_positions: whether there may be some. Defaults to True.
+        of_images: whether it is only for images. Defaults to False.
+        is_bounded: whether memory does not grow with the length. Defaults to False.
         of_decoders: whether it has a causal form. Defaults to True.
         of_encoders: whether it has a form without a causal mask. Defaults to True.
         shares_query_key: whether its queries are its keys. Defaults to False.
         is_clustered: whether its heads are `ClusteredHeads`. Defaults to False.
-        has_centroids: whether its heads are `ClusteredHeads` with arguments of
-            `Clustering`; models pass on what hyperparameters say of centroids, shared
-            queries and keys, and exploring. Defaults to False.
+        has_centroids: whether they also take arguments of `Clustering`; models pass on
+            what hyperparameters say of centroids, shared queries and keys, and
+            exploring. Defaults to False.
         refuses: tuple of the arguments that its heads refuse among `dropout`,
-            `entmax_alpha`, `key_shift` and `rotary_positions`, for an early message.
-            Defaults to none.
+            `entmax_alpha`, `key_shift` and `rotary_positions`. Defaults to none.
         min_heads: smallest number of heads. Defaults to 1.
     """
 
@@ -46,13 +42,7 @@ class Pattern:
     min_heads: int = 1
 
     def groups(self, sizes, num_heads, **options):
-        """Returns the list of head groups.
-
-        Args:
-            sizes: `models.patterns.Sizes`.
-            num_heads: total number of heads.
-            **options: arguments that all heads have.
-        """
+        """Returns the list of head groups; `options` are those that all heads have."""
         made = self.heads(num_heads, **options, **self.settings(sizes))
         return made if isinstance(made, list) else [made]
 

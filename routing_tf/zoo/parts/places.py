@@ -7,7 +7,7 @@ from routing_tf.layers.support.lengths import length_of
 
 
 def is_among(places, length):
-    """Tells which places of an axis are among those that were chosen.
+    """Returns which places of an axis are among those that were chosen.
 
     Args:
         places: `<int>[..., K]`, places on an axis, or `length` for none.

@@ -109,10 +109,7 @@ def unfolded(x, num_rounds, axis=-1):
 
 
 def range_of_bucket(bucket, end, window, num_clusters):
-    """Returns the places of the first of the last members of a bucket, and after them.
-
-    Places count on from bucket to bucket, whatever the number of members.
-    """
+    """Returns the places of the last members of a bucket: the first, and the end."""
     start = bucket * stride(num_clusters)
     return start + ops.maximum(end - window, 0), start + end
 

@@ -48,17 +48,14 @@ class SummaryHeads(HeadGroup):
         self.summary_product.build(query_shape, key_shape, value_shape)
 
     def summarized(self, key, value, real, bias):
-        """Returns the keys and the values of the summaries of blocks.
+        """Returns keys and values of the summaries, `[B, H, blocks, summaries, ...]`.
 
         Args:
-            key: `<float>[batch, heads, blocks, slots, key_dim]`.
-            value: `<float>[batch, heads, blocks, slots, columns]`; columns after the
-                value size show the weights of tokens.
-            real: `<bool>[batch, 1, blocks, slots]`, False for padding.
-            bias: `<float>[batch, 1 or heads, blocks, slots]`, or None.
-
-        Returns:
-            `<float>[batch, heads, blocks, num_summaries, key_dim or columns]`.
+            key: `<float>[B, H, blocks, slots, key_dim]`.
+            value: `<float>[B, H, blocks, slots, columns]`; columns after the value size
+                show the weights of tokens.
+            real: `<bool>[B, 1, blocks, slots]`, False for padding.
+            bias: `<float>[B, 1 or H, blocks, slots]`, or None.
         """
         raise NotImplementedError
 
@@ -67,11 +64,7 @@ class SummaryHeads(HeadGroup):
         return key, value
 
     def seen_by_all(self, key, value, visible):
-        """May add entries that every query sees before the summaries.
-
-        `key` and `value` are those of summaries, `[batch, heads, summaries, dim]`;
-        `visible` is broadcastable to `[batch, heads, length, summaries]`.
-        """
+        """May add keys, values and masks that every query sees before the summaries."""
         return key, value, visible
 
     def prepared(self, inputs):

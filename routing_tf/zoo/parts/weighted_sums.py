@@ -27,15 +27,9 @@ GROUP_SIZE = 16
 
 
 def sums_of_keys(key, value, scale=None):
-    """Returns the sums over all keys.
+    """Returns sums over keys `<float32>[B, H, F, E]`, and their scale or None.
 
-    Args:
-        key: `<float32>[B, H, L, F]`, features of keys.
-        value: `<float32>[B, H, L, E]`.
-        scale: `<float32>[B, 1 or H, L]`; None (the default) for zeros.
-
-    Returns:
-        `<float32>[B, H, F, E]`, and the largest scale `[B, 1 or H]`, None without one.
+    `scale` is `<float32>[B, 1 or H, L]`; None for zeros.
     """
     largest = None
     if scale is not None:

@@ -31,7 +31,7 @@ COMPRESSIONS = ("convolution", "mean_pooling", "max_pooling", "most_used")
 
 @keras.saving.register_keras_serializable("routing_tf")
 class CompressiveAttention(TransformerXLAttention):
-    """Causal attention to a segment, to a memory, and to a compressed memory behind it.
+    """Causal attention to a segment, to a memory, and to a compressed memory before it.
 
     At the end of a segment its tokens enter the memory, whose oldest `segment_length`
     positions leave it and are compressed; compressed positions that are too many are
@@ -72,10 +72,9 @@ class CompressiveAttention(TransformerXLAttention):
     must have a known length.
 
     Raises:
-        ValueError: if an argument is out of its range, or a length is no multiple; when
-            called, if inputs do not have three axes, their length is unknown or, with a
-            state, neither that of whole segments nor of a part, or the state is of
-            other inputs.
+        ValueError: if a length is no multiple; when called, if the length of inputs is
+            unknown or, with a state, neither that of whole segments nor of a part, or
+            the state is of other inputs.
 
     Example:
 
@@ -154,17 +153,9 @@ class CompressiveAttention(TransformerXLAttention):
 
         Args:
             batch_size: number of texts.
-            memory_length: number of positions that the memory holds, a multiple of
-                `segment_length`, which may differ from that in training; None (the
-                default) for that of the layer.
+            memory_length: number of positions of the memory, a multiple of
+                `segment_length`; None (the default) for that of the layer.
             compressed_length: the same for the compressed memory, and any number.
-
-        Returns:
-            A dict of tensors of fixed sizes with the batch on axis 0.
-
-        Raises:
-            ValueError: if a number is not a positive integer, `memory_length` is no
-                multiple of `segment_length`, or the layer is not built.
         """
         check_positive_integer("batch_size", batch_size)
         return self._empty_state(batch_size, memory_length, compressed_length)
@@ -345,12 +336,7 @@ class CompressiveAttention(TransformerXLAttention):
             )
 
     def move(self, statistics):
-        """Writes the statistics of a step; see `OnlineKMeans.move`.
-
-        Args:
-            statistics: list of the sum of the differences of all tokens, and of the
-                number of tokens.
-        """
+        """Writes the statistics of a step; see `OnlineKMeans.move`."""
         total, number = statistics
         mean = batch_losses.mean([total], [number])
         self.statistics["reconstruction_loss"].assign(mean)
@@ -365,9 +351,8 @@ def _common(positions):
 class CompressiveTransformerBackbone(TransformerXLBackbone):
     """A causal transformer with a memory and a compressed memory in each block.
 
-    Maps token ids to hidden states. Each block has a `CompressiveAttention`. With a
-    state a call returns the next one, a value, for the parts of the texts that follow.
-    `blocks[i].attention.statistics` has the reconstruction loss of a block.
+    Each block has a `CompressiveAttention`; `blocks[i].attention.statistics` has its
+    reconstruction loss.
 
     Args:
         vocabulary_size: number of token ids.
@@ -376,20 +361,14 @@ class CompressiveTransformerBackbone(TransformerXLBackbone):
         hidden_dim: size of a hidden state.
         intermediate_dim: size between the two linear maps of the feed-forward layers.
         segment_length: number of positions of a segment.
-        memory_length: number of positions that a memory holds, a multiple of
-            `segment_length`.
+        memory_length: number of positions of a memory, a multiple of `segment_length`.
         compressed_length: number of positions that a compressed memory holds.
         compression_rate: number of positions that become one. Defaults to 4.
         compression: how, see `CompressiveAttention`. Defaults to `"convolution"`.
         reconstruction_weight: weight of the loss of each block. Defaults to 1.0.
-        **kwargs: `key_dim`, `activation`, `norm_position`, `dropout`,
-            `attention_dropout` and `side_attention` as in `TransformerXLBackbone`; and
-            arguments of `keras.Model`, such as `name` and `dtype`.
+        **kwargs: other arguments of `TransformerXLBackbone` and `keras.Model`.
 
-    Call arguments and what a call returns are those of `TransformerXLBackbone`.
-
-    Raises:
-        ValueError: as `TransformerXLBackbone` and `CompressiveAttention` do.
+    Call arguments and Returns: as in `TransformerXLBackbone`.
 
     Example:
 
@@ -400,9 +379,7 @@ class CompressiveTransformerBackbone(TransformerXLBackbone):
     backbone = zoo.CompressiveTransformerBackbone(
         256, 2, 2, 16, 32, segment_length=8, memory_length=8, compressed_length=8
     )
-    ids = np.random.default_rng(0).integers(0, 256, (1, 32))
-    assert backbone(ids, training=True).shape == (1, 32, 16)
-    assert len(backbone.losses) == 2
+    assert backbone(np.ones((1, 32), "int32")).shape == (1, 32, 16)
     ```
 
     Reference: Rae et al. (https://arxiv.org/abs/1911.05507).

@@ -66,9 +66,8 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
         state after these tokens.
 
     Raises:
-        ValueError: if an argument is out of its range, or `num_heads` does not divide
-            `hidden_dim` and there is no `key_dim`; when called, if the state is of
-            other inputs.
+        ValueError: if `num_heads` does not divide `hidden_dim` and there is no
+            `key_dim`; when called, if the state is of other inputs.
 
     Example:
 
@@ -185,16 +184,7 @@ class TransformerXLBackbone(ConfiguredLayer, TakesState, keras.Model):
     def make_state(self, batch_size, **lengths):
         """Makes the state of texts of which nothing was read.
 
-        Args:
-            batch_size: number of texts.
-            **lengths: lengths of memories other than those of the constructor, as in
-                `make_state` of the attention layer.
-
-        Returns:
-            A structure of tensors of fixed sizes with the batch on axis 0.
-
-        Raises:
-            ValueError: if a number is not a positive integer, or does not fit.
+        `lengths` are those of `make_state` of the attention layer.
         """
         return [
             block.attention.make_state(batch_size, **lengths) for block in self.blocks

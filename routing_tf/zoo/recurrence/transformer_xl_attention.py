@@ -78,8 +78,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         after these tokens.
 
     Raises:
-        ValueError: if an argument is out of its range; when called, if inputs do not
-            have three axes, or the state is of other inputs.
+        ValueError: when called, if the state is of other inputs.
 
     Example:
 
@@ -213,21 +212,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
         return self._heads(self.position_dense(waves)[None])[0]
 
     def make_state(self, batch_size, memory_length=None):
-        """Makes the state of texts of which nothing was read.
-
-        Args:
-            batch_size: number of texts.
-            memory_length: number of positions that the memory holds, which may differ
-                from that in training; None (the default) for that of the layer.
-
-        Returns:
-            A dict of `"memory"`, `<float>[batch, memory_length, dim]`, and
-            `"memory_mask"`, `<bool>[batch, memory_length]`.
-
-        Raises:
-            ValueError: if a number is not a positive integer, or the layer is not
-                built.
-        """
+        """Makes the state of unread texts; None for the layer's `memory_length`."""
         check_positive_integer("batch_size", batch_size)
         length = self.memory_length if memory_length is None else memory_length
         return empty_memories(self, batch_size, memory=length)
@@ -260,8 +245,7 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
     def _nothing(self, x, real):
         """Returns the memory before a text, and its mask.
 
-        Beside other attention it has as many rows as later, because their number may
-        decide what is near.
+        Beside other attention it has as many rows as later.
         """
         if self.side_attention is None:
             return x[:, :0], real[:, :0]

@@ -20,7 +20,8 @@ def batches_of(model, calibration):
     Args:
         model: a model of keras_hub, or any other Keras model.
         calibration: a text or a list of texts; an array, for models with token ids
-            `<int>[n, length]`; a dict or tuple of arrays; or an iterable of inputs.
+            `<int>[n, length]`, or lists of them; a dict or tuple of arrays; or an
+            iterable of inputs.
     """
     if isinstance(calibration, str):
         calibration = [calibration]
@@ -35,8 +36,8 @@ def batches_of(model, calibration):
             yield _inputs(model, row[None])
     else:
         for batch in calibration:
-            batch = batch[0] if isinstance(batch, (list, tuple)) else batch
-            yield _inputs(model, batch)
+            is_pair = isinstance(batch, (list, tuple)) and np.ndim(batch[0])
+            yield _inputs(model, batch[0] if is_pair else batch)
 
 
 def _batches_of_texts(model, texts):
@@ -59,7 +60,7 @@ def _inputs(model, batch):
     takes_ids = isinstance(names, dict) and {"token_ids", "padding_mask"} <= set(names)
     if not takes_ids or isinstance(batch, dict):
         return batch
-    ids = np.asarray(ops.convert_to_numpy(batch), "int32")
+    ids = np.atleast_2d(ops.convert_to_numpy(batch)).astype("int32")
     return {"token_ids": ids, "padding_mask": np.ones_like(ids)}
 
 

@@ -64,8 +64,9 @@ def test_heads_may_differ_by_layer(model):
     check_generation(model)
 
 
-def test_centroids_are_those_of_the_keys(model):
-    retrofit.sparsify(model, families.IDS, keep_full=(), **FAR)
+@pytest.mark.parametrize("ids", [families.IDS, families.IDS.tolist()], ids=type)
+def test_centroids_are_those_of_the_keys(model, ids):
+    retrofit.sparsify(model, ids, keep_full=(), **FAR)
     (block, *_) = model.backbone.transformer_layers
     kmeans = block._self_attention_layer.sparse_heads.kmeans
     centroids = keras.ops.convert_to_numpy(kmeans.centroids)

@@ -74,7 +74,7 @@ class Hyperparameters(*reversed(settings.CLASSES)):
         return self.key_dim or self.hidden_dim // self.num_heads
 
     def sees_later_tokens(self, routing_scope):
-        """Tells whether outputs depend on later tokens despite the causal mask.
+        """Returns whether outputs depend on later tokens despite the causal mask.
 
         Padding does not count, though some flaws of the release let it through.
 

@@ -104,7 +104,7 @@ def routing_of(h, is_decoder):
 
 
 def is_of_encoders(name):
-    """Tells whether a pattern needs neither a causal mask nor an image."""
+    """Returns whether a pattern needs neither a causal mask nor an image."""
     pattern = find(name)
     if pattern is None:
         return name is not None and name not in CAUSAL

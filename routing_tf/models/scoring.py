@@ -35,7 +35,7 @@ POSITION_ARGUMENTS = {
 
 
 def is_mask(x):
-    """Tells whether an argument is an array of truth values."""
+    """Returns whether an argument is an array of truth values."""
     return "bool" in str(getattr(x, "dtype", ""))
 
 

@@ -177,7 +177,7 @@ class PreparedProblem(Problem):
         }
 
     def is_made(self, split):
-        """Tells whether there are arrays of a split, made from the current examples.
+        """Returns whether there are arrays of a split, made from the current examples.
 
         Arrays made from raw files are not compared, because these may be gone.
         """

@@ -36,7 +36,7 @@ class Best(typing.NamedTuple):
     num_tokens: float = 0.0
 
     def is_comparable_with(self, other):
-        """Tells whether two losses are of the same number of tokens, or may be."""
+        """Returns whether two losses are of the same number of tokens, or may be."""
         numbers = self.num_tokens, other.num_tokens
         return 0 in numbers or numbers[0] == numbers[1]
 
@@ -231,7 +231,7 @@ def num_bytes(path):
 
 
 def is_run_checkpoint(path):
-    """Tells whether a path is that of a checkpoint of a run, without .index."""
+    """Returns whether a path is that of a checkpoint of a run, without .index."""
     path = pathlib.Path(path)
     named = re.fullmatch(rf"{_NAME}-\d+", path.name)
     return bool(named) and path.with_name(path.name + ".index").is_file()

@@ -109,14 +109,7 @@ class Hyperparameters(*reversed(settings.CLASSES)):
 
     @classmethod
     def from_dict(cls, fields):
-        """Returns the hyperparameters of a dict, such as `to_dict` returns.
-
-        Args:
-            fields: dict of some or all fields.
-
-        Raises:
-            ValueError: if a field is unknown or invalid.
-        """
+        """Returns the hyperparameters of a dict with some or all of the fields."""
         return cls().replace(**fields)
 
     def replace(self, **changes):

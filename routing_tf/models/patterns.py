@@ -59,10 +59,7 @@ def of_heads(cls):
 
 
 def all_patterns():
-    """Returns a dict of all patterns by name, including those of `routing_tf.zoo`.
-
-    The zoo is imported when a name is needed that the layers do not have.
-    """
+    """Returns a dict of all patterns by name; this imports `routing_tf.zoo`."""
     return importlib.import_module("routing_tf.zoo").PATTERNS | _REGISTERED
 
 

@@ -21,15 +21,9 @@ def sequence_lengths(hyperparameters):
 
 
 def byte_preprocessor(cls, preset, hyperparameters):
-    """Makes the preprocessor of a preset of bytes, which needs no vocabulary file.
+    """Returns the preprocessor of a preset of bytes, which needs no vocabulary file.
 
-    Args:
-        cls: class of the language model.
-        preset: name of a preset.
-        hyperparameters: those of the model, including changes.
-
-    Returns:
-        The preprocessor; None if the model is not one of bytes.
+    It is None if the model, by its hyperparameters, is not one of bytes.
     """
     tokenizer = ByteTokenizer()
     sizes = {

@@ -13,7 +13,7 @@ from routing_tf.tokenizers import ByteTokenizer
 
 @keras.saving.register_keras_serializable("routing_tf")
 class RoutingTransformerTokenizer(keras_hub.tokenizers.Tokenizer):
-    """Tells keras_hub that presets of the backbone have tokenizers of any class."""
+    """The class by which keras_hub gives presets of the backbone any tokenizer."""
 
     backbone_cls = RoutingTransformer
 

@@ -109,13 +109,7 @@ class Adapter:
         return self.query(x), self.key(x), self.value(x)
 
     def combined(self, outputs, x, training=None):
-        """Projects the outputs of all heads back.
-
-        Args:
-            outputs: `<float>[B, H, L, D]`.
-            x: `<float>[B, L, dim]`, what the layer was called with.
-            training: as in a call.
-        """
+        """Projects the outputs of all heads, `<float>[B, H, L, D]`, back."""
         return self._combined(ops.transpose(outputs, (0, 2, 1, 3)), x, training)
 
     def _combined(self, outputs, x, training):

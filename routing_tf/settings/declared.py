@@ -35,10 +35,7 @@ class Setting:
 
 
 def setting(default, values, subject, meaning, hash=None, **options):
-    """Returns the field of a hyperparameter.
-
-    For the arguments, see `Setting`, and for `hash` see `dataclasses.field`.
-    """
+    """Returns the field of a hyperparameter; for its arguments, see `Setting`."""
     own = Setting(default, values, subject, " ".join(meaning.split()), **options)
     return dataclasses.field(default=default, hash=hash, metadata={"setting": own})
 

@@ -197,19 +197,12 @@ def folder_of(model_dir):
 
 
 def paths(model_dir, which="last"):
-    """Returns the paths of a run's checkpoints without .index, the oldest first.
-
-    Those are the `"last"` ones, or the `"best"`, with the lowest held-out loss.
-    """
+    """Returns the paths, without .index, of the `"last"` or `"best"` checkpoints."""
     return _paths_in(folder_of(model_dir) / ("best" if which == "best" else ""))
 
 
 def resumable(model_dir, which="last"):
-    """Returns the paths of the checkpoints to continue from, the oldest first.
-
-    These are the last ones; or the best one, if a run was killed before the first of
-    the others. `which="best"` returns only the best one.
-    """
+    """Returns `paths`, or without any that of the best, to continue from."""
     return paths(model_dir, which) or paths(model_dir, "best")
 
 

@@ -1,4 +1,4 @@
-"""What the bridge to a release adds to models: its flaws and its checkpoints.
+"""The bridge to a release: its flaws and its checkpoints.
 
 `routing_tf.models.release` stands on top of the models and registers itself here, so
 that models can build what they do not know.

@@ -200,8 +200,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
     def places(self):
         """Returns the place of each sub-pixel in the sequence of the model.
 
-        Returns:
-            NumPy array `<int>[height, width, channels]`.
+        The array is `<int>[height, width, channels]`.
         """
         raster = np.arange(self.num_subpixels)
         seen = ops.convert_to_numpy(self.embedding.order.arrange(raster, axis=0))
@@ -254,11 +253,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         return ops.convert_to_numpy(decoder.images_of(rows))
 
     def make_cache(self, batch_size):
-        """Returns an empty cache for `call_with_cache`, with the batch on axis 0.
-
-        Settings of the release in which later sub-pixels decide who is a member have
-        none.
-        """
+        """Returns an empty cache for `call_with_cache`, with the batch on axis 0."""
         safe_loading.check_memory(self.hyperparameters, self.num_subpixels)
         lengths = self.embedding.order.lengths
         return [block.make_cache(batch_size, lengths) for block in self.blocks]

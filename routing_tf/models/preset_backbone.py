@@ -1,4 +1,4 @@
-"""What backbones of texts and images have in common: presets, adapters, layouts."""
+"""The common part of backbones: presets, adapters, layouts."""
 
 import contextlib
 import os

@@ -172,10 +172,6 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
         return super().generate(inputs, max_length, stop_token_ids)
 
     def generate_step(self, inputs, stop_token_ids=None):
-        """Continues one batch of prompts, after one run of the encoder.
-
-        Inputs and results are those of `RoutingTransformerCausalLM.generate_step`, with
-        the names of the decoder.
-        """
+        """Continues one batch of prompts, after one run of the encoder."""
         memory = self.backbone.encode(inputs)
         return self.continue_prompts(inputs, stop_token_ids, "decoder_", memory)

@@ -1,4 +1,4 @@
-"""The way all models go on from a prefix, token by token.
+"""The decoding loop shared by all models.
 
 A row of tokens starts after an id 0; those of an image are its sub-pixels. All given
 tokens except the last are read at once, where that is exact. Then each step feeds one

@@ -1,4 +1,4 @@
-"""What language models with and without an encoder have in common."""
+"""The common part of language models with and without an encoder."""
 
 import contextlib
 

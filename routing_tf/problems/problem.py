@@ -224,10 +224,7 @@ class Problem:
         )
 
     def num_windows(self, split, training=None):
-        """Returns the number of windows in a split, or in a training epoch.
-
-        Training leaves out ids that do not fill a window.
-        """
+        """Returns the number of windows in a split, or in a training epoch."""
         training = split == self.train_split if training is None else training
         return self.windows(split).number(training)
 

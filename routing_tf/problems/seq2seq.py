@@ -116,7 +116,7 @@ class Seq2SeqProblem(PreparedProblem):
     "encoder_padding_mask" `[batch, input_length]`, "decoder_token_ids", the targets
     shifted right by one with a leading 0, and "decoder_padding_mask"
     `[batch, sequence_length]`. With `segment_ids`, a window has as many pairs, one
-    after the other, as fit into both lengths; each target is shifted behind a 0 of its
+    after the other, as fit into both lengths; each target is shifted after a 0 of its
     own, and `inputs` also has "encoder_segment_ids" and "decoder_segment_ids".
 
     Args:

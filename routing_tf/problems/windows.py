@@ -187,7 +187,7 @@ def segment_ids_of(targets, mask, end_id):
 
 
 def shifted(targets):
-    """Returns a batch of targets, with inputs shifted right behind a leading 0."""
+    """Returns a batch of targets, with inputs shifted right after a leading 0."""
     return tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
 
 

@@ -53,7 +53,7 @@ _PLACES = ("_self_attention_layer", "self_attention_layer", "attention")
 
 
 class Adapter:
-    """What is to know of an attention layer, in the words of head groups.
+    """An attention layer, described in the terms of head groups.
 
     Args:
         layer: the attention layer, built.
@@ -120,7 +120,7 @@ class Adapter:
         return output
 
     def empty_cache(self, batch_size, length):
-        """Returns an empty cache of keras_hub for this layer alone."""
+        """Returns an empty cache of keras_hub for this layer."""
         shape = (batch_size, 2, length, self.num_key_heads, self.key_dim)
         return ops.zeros(shape, self.layer.compute_dtype)
 

@@ -57,7 +57,7 @@ def ids_of(lm, text):
 
 
 def score(lm, text, length):
-    """Returns the `Score` of all tokens of a text, in windows that are scored alone.
+    """Returns the `Score` of all tokens of a text, in separate windows.
 
     Args:
         lm: a `CausalLM` with a preprocessor.

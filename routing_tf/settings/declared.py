@@ -10,10 +10,10 @@ NAMES = "those of [Hyperparameters](docs/hyperparameters.md)"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a hyperparameter is.
+    """The declaration of a hyperparameter.
 
     Args:
-        default: its value where nothing else is said.
+        default: its default value.
         values: `Range` of its values.
         subject: what it is about, a title of the documentation; None for one that
             commands cannot change.

@@ -45,6 +45,17 @@ def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
 
     Returns:
         `ScopeComparison`.
+
+    Example:
+
+    ```python
+    from routing_tf import models, problems
+    from routing_tf.analysis import compare_scopes
+
+    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
+    problem = problems.get("python_source", sequence_length=64)
+    print(compare_scopes(lm, problem, "test", num_examples=2).difference)
+    ```
     """
     scorers = [TokenScorer(lm, scope) for scope in ROUTING_SCOPES]
     _, batches = batches_to_score(lm, problem, split, num_examples, verbose)

@@ -29,7 +29,8 @@ class TokenStream:
 
     Yields:
         A position and the tokens there, a NumPy array `<int>[prompts]`: new ones, or
-        those of prompts that have not ended yet.
+        those of prompts that have not ended yet. The first new token is at the length
+        of the shortest prompt; earlier positions may come before it.
 
     Example:
 

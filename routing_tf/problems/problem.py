@@ -224,7 +224,10 @@ class Problem:
         )
 
     def num_windows(self, split, training=None):
-        """Returns the number of windows in a split, or in a training epoch."""
+        """Returns the number of windows in a split, or in a training epoch.
+
+        `training` decides which, by default True for `train_split`.
+        """
         training = split == self.train_split if training is None else training
         return self.windows(split).number(training)
 
@@ -295,8 +298,9 @@ class Problem:
                 the split. Defaults to `None`, all.
             training: boolean, whether to serve training windows. Defaults to `None`:
                 only for `train_split`.
-            num_workers: integer, number of workers whose batches are joined in a step.
-                Defaults to 1.
+            num_workers: integer, number of workers that share the work. Joined, their
+                batches of a step are the batch of one worker with the sum of their
+                `batch_size`. Defaults to 1.
             worker: integer, number of this worker, counted from 0.
 
         Returns:
@@ -311,7 +315,8 @@ class Problem:
         from routing_tf import problems
 
         problem = problems.get("python_source", sequence_length=128)
-        inputs, targets, weights = next(iter(problem.dataset("train", batch_size=2)))
+        resumed = problem.dataset("train", batch_size=2, start_step=1000)
+        inputs, targets, weights = next(iter(resumed))
         ```
         """
         check_split(split)

@@ -48,7 +48,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         raise NotImplementedError
 
     def texts_of(self, ids, is_text):
-        """Returns texts `[...]` of the ids `[..., length]` where `is_text`."""
+        """Returns the texts `[...]` of ids `[..., length]` where `is_text` is True."""
         raise NotImplementedError
 
     def tokenize(self, inputs):
@@ -77,7 +77,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         return ids if texts.shape.rank else ids[0]
 
     def encode(self, text):
-        """Returns all ids of a text, whatever `sequence_length` is."""
+        """Returns all ids of a text, `<int32>[ids]`, whatever `sequence_length`."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts):

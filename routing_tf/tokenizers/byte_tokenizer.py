@@ -54,7 +54,7 @@ class ByteTokenizer(BaseTokenizer):
         )
 
     def encode(self, text):
-        """Returns all ids of a text, whatever `sequence_length` is."""
+        """Returns all ids of a text, `<uint16>[bytes]`, whatever `sequence_length`."""
         ids = np.frombuffer(tf.compat.as_bytes(text), "uint8").astype("uint16")
         ids += BYTE_OFFSET
         return ids

@@ -175,10 +175,11 @@ class WordTokenizer(VocabularyTokenizer):
 
     @staticmethod
     def build_vocabulary(texts, newline=False, unknown=False):
-        """Returns a list of all words of texts, as tensor2tensor builds it.
+        """Builds a vocabulary of all words of texts, as tensor2tensor does.
 
         Frequent words come first, equally frequent ones in the order of their
-        characters.
+        characters. The words `<pad>`, `<EOS>` and `<newline>` of the texts are left
+        out.
 
         Args:
             texts: iterable of `str`, or of `bytes` in UTF-8.
@@ -186,6 +187,9 @@ class WordTokenizer(VocabularyTokenizer):
                 token: words have the same ids with and without it. Defaults to `False`.
             unknown: whether `"<unk>"`, for words that the texts do not have, follows
                 the words unless it is one of them. Defaults to `False`.
+
+        Returns:
+            A list of tokens, for the constructor.
         """
         check_texts(texts)
         counts = collections.Counter()

@@ -197,7 +197,7 @@ def folder_of(model_dir):
 
 
 def paths(model_dir, which="last"):
-    """Returns the paths, without .index, of the `"last"` or `"best"` checkpoints."""
+    """Returns the `"last"` or `"best"` paths without .index, the oldest first."""
     return _paths_in(folder_of(model_dir) / ("best" if which == "best" else ""))
 
 

@@ -28,10 +28,12 @@ from routing_tf.models.compiled import compiled_once
 class Steps:
     """How a model reads a prefix and steps on; subclasses do so for texts and images.
 
-    `begin` makes the state of no tokens, with the batch on axis 0. `read` adds the
-    first tokens of rows to it, `step` the tokens at the next place, and `recompute`
-    whole rows up to a place. They return hidden states `<float>[batch, hidden_dim]` or
-    None and the state, the latter two also logits `<float>[batch, vocabulary_size]`.
+    `begin` makes the state of no tokens: what steps carry along, such as a cache, with
+    the batch on axis 0. `read` adds the first tokens of rows to it; it also returns
+    hidden states, or None, of which those of later places are invalid. `step` feeds the
+    tokens at the next place, and `recompute` whole rows up to a place; both return
+    logits of the next tokens `<float>[batch, vocabulary_size]`, hidden states
+    `<float>[batch, hidden_dim]` or None, and the state.
 
     Attributes:
         are_exact: whether a step computes one token; otherwise it computes the whole

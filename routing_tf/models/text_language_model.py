@@ -219,7 +219,7 @@ class TextLanguageModel(ChecksSegmentIds, Exportable):
             **kwargs: changes of hyperparameters, `preprocessor`, `compile` (whether to
                 compile with defaults), and arguments of the backbone. By default,
                 presets of bytes have the preprocessor of a `ByteTokenizer`, unless
-                `vocabulary_size` is changed.
+                `vocabulary_size` is changed; `preprocessor=None` for a model of ids.
         """
         if preset not in cls.presets:
             with preset_from_elsewhere(cls, preset, kwargs):
@@ -296,7 +296,7 @@ class TextLanguageModel(ChecksSegmentIds, Exportable):
         """Computes the logits after tokens that follow those in a cache.
 
         Args:
-            token_ids: `<int>[batch, length]`.
+            token_ids: `<int>[batch, length]`; each token is fed once.
             cache: as returned by `make_cache` or this method.
             cache_index: position of the first token, which is the number of tokens that
                 the cache was fed: an integer or a scalar tensor. The integer 0 starts

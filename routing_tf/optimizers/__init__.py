@@ -22,7 +22,8 @@ def register(name, make):
     Args:
         name: string, not that of an optimizer of this package.
         make: function of `Hyperparameters`, a schedule and the largest global norm of
-            the gradients, or None, that returns a Keras optimizer.
+            the gradients, or None, that returns a Keras optimizer. Without a
+            `weight_decay` of its own, that of the hyperparameters is part of the loss.
     """
     if name in OPTIMIZERS and OPTIMIZERS[name].__module__.startswith(__name__):
         raise ValueError(

@@ -100,9 +100,9 @@ def seq2seq_model(hparams, vocabulary_size):
 
     Returns:
         A built `RoutingTransformerSeq2SeqLM`, not compiled. It takes a dict of
-        `encoder_embeddings` `<float>[batch, input length, hidden_size]`, which are zero
-        at padding; `decoder_token_ids`, the release's targets, shifted right by one
-        with a leading 0; and `decoder_padding_mask`.
+        `encoder_embeddings` `<float>[batch, input length, hidden_size]`, the release's
+        inputs, which are zero at padding; `decoder_token_ids`, the release's targets,
+        shifted right by one with a leading 0; and `decoder_padding_mask`.
     """
     settings = _text_settings(hparams, vocabulary_size, has_encoder=True)
     backbone = RoutingTransformerEncoderDecoder(settings)

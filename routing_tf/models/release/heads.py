@@ -89,8 +89,8 @@ class _TrainedClusters(_WithFlaws):
 class TrainedRoutedHeads(_TrainedClusters, layers.RoutedHeads):
     """`RoutedHeads` as trained weights of the release know them.
 
-    They compare ranks under a causal mask, let queries compete for another sequence,
-    and divide by the number of a token's clusters plus 0.01.
+    A causal mask compares ranks, queries compete for another sequence, and a token's
+    results are divided by the number of its clusters plus 0.01.
     """
 
 
@@ -115,7 +115,10 @@ class TrainedHashedHeads(_TrainedClusters, layers.HashedHeads):
 
 @register
 class TrainedClusterStridedHeads(_TrainedClusters, layers.ClusterStridedHeads):
-    """`ClusterStridedHeads` whose members are chosen from the whole sequence."""
+    """`ClusterStridedHeads` as trained weights of the release know them.
+
+    They choose members from the whole sequence, even under a causal mask.
+    """
 
     def causal_rule(self, routing_scope=None, has_segments=False):
         return self.whole_sequence_rule()
@@ -125,7 +128,8 @@ class TrainedClusterStridedHeads(_TrainedClusters, layers.ClusterStridedHeads):
 class TrainedLocalHeads(_WithFlaws, layers.LocalHeads):
     """`LocalHeads` as trained weights of the release know them.
 
-    They shift distances, and cut the padding of a memory into blocks.
+    They count distances as if the query's block were the last one of its window, and
+    also cut the padding of a memory into blocks.
     """
 
     shares_padding = True

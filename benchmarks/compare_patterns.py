@@ -1,4 +1,4 @@
-"""Trains the main job with other attention patterns in place of its routed heads.
+"""Trains the main job with other attention patterns instead of its routed heads.
 
     python -m benchmarks.compare_patterns
     python -m benchmarks.compare_patterns --train_steps=10000 --seeds=1

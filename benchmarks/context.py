@@ -94,7 +94,7 @@ def spans_of(tokens, span, num_spans, longest):
 
 
 def bits_per_token(lm, windows, context, span):
-    """Scores the ends of windows behind a context.
+    """Scores the ends of windows after a context.
 
     Args:
         lm: the language model.

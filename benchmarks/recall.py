@@ -76,7 +76,7 @@ def settings_of(options, pattern, key_shift, place, rate=None, seed=0):
 
 
 def takes(pattern, name):
-    """Tells whether heads of a pattern take an argument that is not of all."""
+    """Returns whether heads of a pattern take an argument that is not of all."""
     if name in OF_ALL_CLUSTERED:
         return True
     return pattern == "hashed" if name in OF_HASHED else pattern in ROUTED

@@ -43,10 +43,10 @@ def first_places(examples):
 def routing_figures(
     examples, query_clusters, key_clusters, window, key_shift, num_clusters
 ):
-    """Tells whether routing lets labelled positions see what they look for.
+    """Returns whether routing lets labelled positions see what they look for.
 
     Their match is the first place of the key, whose value a head with `key_shift=1`
-    reads there; without, it is the place of the value behind it.
+    reads there; without, it is the place of the value after it.
 
     Args:
         examples: `Examples`.

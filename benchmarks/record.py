@@ -24,7 +24,7 @@ class Record:
         return next((run for run in self.runs if run["settings"] == settings), None)
 
     def add(self, settings, found):
-        """Writes a run into the file at once, in place of one with its settings."""
+        """Writes a run into the file at once, instead of one with its settings."""
         self._read()  # another process may have written
         self.runs = [run for run in self.runs if run["settings"] != settings]
         self.runs.append({"settings": settings, **found})

@@ -38,11 +38,11 @@ def measure(lm, num_tokens):
 
     Args:
         lm: a `RoutingTransformerCausalLM`.
-        num_tokens: number of tokens behind the first, in which the step is compiled.
+        num_tokens: number of tokens after the first, in which the step is compiled.
 
     Returns:
         For each thousand tokens, or what is left of one, the number of the last, the
-        median of milliseconds per token, and MiB behind the last: three arrays.
+        median of milliseconds per token, and MiB after the last: three arrays.
     """
     sampler = keras_hub.samplers.TopPSampler(p=0.95, seed=1)
     tokens = TokenStream(lm, sampler)([[0]])

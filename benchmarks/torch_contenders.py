@@ -76,7 +76,7 @@ def train_step(sizes, length, reversible, dtype, device):
     Args:
         sizes: see `benchmarks.contenders.SIZES`.
         length: number of tokens.
-        reversible: whether activations are computed again from those behind them.
+        reversible: whether activations are computed again from those after them.
         dtype: `"float32"`, or `"bfloat16"` for automatic mixed precision.
         device: `"cpu"` or `"gpu"`.
     """

@@ -65,7 +65,7 @@ def run(works):
 
 
 def causality(run, model_dir, *arguments):
-    """Runs `--what=causality`: cells of the table by part, and the lines behind it."""
+    """Runs `--what=causality`: cells of the table by part, and the lines after it."""
     out = run(
         "--what=causality",
         f"--model_dir={model_dir}",

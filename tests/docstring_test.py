@@ -76,7 +76,7 @@ def examples():
 
 @pytest.fixture(autouse=True)
 def fresh_keras(tmp_path, monkeypatch):
-    """Each example starts in an empty folder and leaves nothing behind.
+    """Each example starts in an empty folder, and what it changes is undone.
 
     Neither in Keras nor in the registries of problems, patterns and trusted packages.
     """

@@ -27,7 +27,7 @@ def lm():
 
 
 def take(stream, prompts, number):
-    """The first tokens of a stream `[prompts, number]`, behind the leading ones."""
+    """The first tokens of a stream `[prompts, number]`, after the leading ones."""
     steps = list(itertools.islice(stream(prompts), number))
     positions = [position for position, _ in steps]
     assert positions == list(range(positions[0], positions[0] + len(steps)))
@@ -104,7 +104,7 @@ def test_one_step_is_compiled_for_any_length(monkeypatch):
 
 @pytest.mark.thorough
 def test_the_cache_is_all_that_is_seen(lm):
-    """Far behind the cache's size, tokens are those of a cache for all of them."""
+    """Far beyond the cache's size, tokens are those of a cache for all of them."""
     length = 3 * TokenStream(lm, GREEDY).cache_length
     prompt = np.random.default_rng(0).integers(0, 31, length).tolist()
     expected = generate(lm, GREEDY, [prompt], length + 20)[0, length:]

@@ -58,7 +58,7 @@ def named(flag, names, known):
 
 
 def fits(task, pattern):
-    """Tells whether a pattern has a form for a task: causal, or for encoders."""
+    """Returns whether a pattern has a form for a task: causal, or for encoders."""
     own = patterns.find(pattern)
     if pattern == LOCAL:
         return True

@@ -35,7 +35,7 @@ class TooLong(Exception):
 
 
 def listops(generator, number, length, is_training=True, *, shortest):
-    """Makes expressions whose value is asked for, with padding behind them.
+    """Makes expressions whose value is asked for, with padding after them.
 
     They have more than `shortest` and fewer than `length` tokens. The position of the
     answer has no meaning.

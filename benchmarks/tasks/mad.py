@@ -48,8 +48,8 @@ def recall(
     """Makes pairs of key and value; the last one repeats a key that was seen.
 
     The last value is asked for, and not among the tokens. Of the vocabulary half are
-    keys and half are values, but for `num_noise` tokens; two of these stand in place of
-    a share `noise` of the pairs, but for one pair at least.
+    keys and half are values, except for `num_noise` tokens; two of these replace each
+    of a share `noise` of the pairs, except for at least one pair.
     """
     pairs, num_keys = (length + 1) // 2, (vocabulary - num_noise) // 2
     rows = np.arange(number)
@@ -118,7 +118,7 @@ def _next_tokens(tokens, known, is_training):
 
 
 def copying(generator, number, length, is_training, *, vocabulary, content):
-    """Makes `content` tokens among blanks, none behind the last, asked for in order."""
+    """Makes `content` tokens among blanks, none after the last, asked for in order."""
     blank, sign = vocabulary - 2, vocabulary - 1
     labels = generator.integers(blank, size=(number, content))
     num_blanks = length - 2 * content - 1

@@ -82,7 +82,7 @@ def mqar(
         length: tokens of a sequence.
         is_training: has no influence.
         pairs: pairs of a sequence.
-        updates: number of keys that get another value behind the pairs, which is then
+        updates: number of keys that get another value after the pairs, which is then
             the right answer.
         vocabulary: number of tokens there are.
         random_fillers: whether fillers are any tokens, keys and values too, or 0.

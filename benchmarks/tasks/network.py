@@ -209,7 +209,7 @@ class Network:
 
 
 class Watch(keras.callbacks.Callback):
-    """Tells data and random numbers the epoch, and ends a run early."""
+    """Sets the epoch of data and random numbers, and ends a run early."""
 
     def __init__(self, batches, stop_at, minutes):
         super().__init__()

@@ -37,7 +37,7 @@ class Settings:
         task: a name of `TASKS`.
         pattern: a name that `Hyperparameters.routing` can have, or `"local"`.
         seed: of the weights and the training data.
-        first_layer: `"convolution"` for that of zoology in place of the first layer.
+        first_layer: `"convolution"` for that of zoology instead of the first layer.
         stop_at: accuracy on held-out sequences at which training ends.
         changes: dict of hyperparameters that are not the task's.
     """

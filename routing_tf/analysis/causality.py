@@ -31,9 +31,8 @@ class Leak:
 
     Args:
         part: name of the part, see `Probe.part_outputs`.
-        itself: `Movement` by the part itself: the input of its layer is fixed before
-            the tokens that change.
-        stack: `Movement` through the stack: that input moves too.
+        itself: `Movement` with a fixed input of the part's layer.
+        stack: `Movement` through the stack, in which that input moves too.
     """
 
     part: str
@@ -52,29 +51,19 @@ def find_leaks(
 ):
     """Changes the later tokens of windows and compares the outputs at earlier ones.
 
-    From a position on, all tokens of a window are replaced by others from the windows.
-    The change at a position is the root mean square of the difference over the
-    features.
-
     Args:
         lm: a `RoutingTransformerCausalLM` or `RoutingImageTransformer`.
         windows: dict of NumPy arrays, inputs of the model without padding.
-        num_perturbations: number of positions of each window from which its tokens are
-            replaced, spread over the window; at most those behind the first. Defaults
-            to 4.
+        num_perturbations: number of positions of each window from which all tokens are
+            replaced by others of the windows. Defaults to 4.
         routing_scope: `"full"` (the default) or `"prefix"`, see `RoutedHeads`.
         batch_size: largest number of windows in one call. Defaults to 1.
         seed: seed of positions and tokens. Defaults to 0.
         verbose: whether to show progress on standard error. Defaults to True.
 
     Returns:
-        List of `Leak`, one for each head group and one for the output of each block,
-        from the first block to the last. For a strictly causal model, all numbers are
-        exactly 0.
-
-    Raises:
-        ValueError: if a number is not positive, or the windows have fewer than two
-            tokens or contain only one token, repeated.
+        List of `Leak`, one for each head group and one for the output of each block.
+        All numbers of a strictly causal model are exactly 0.
 
     Example:
 

@@ -25,28 +25,17 @@ class Cluster:
 
 
 def find_cluster(attention, layer=None, head=0, cluster=None):
-    """Finds a cluster by its numbers, in the first text of a batch.
+    """Returns a cluster by its numbers, in the first text of a batch.
 
-    `head` counts over the block's head groups with clusters. Without `layer`, it is in
-    the last block with clusters, or None if no block has any; without `cluster`, it is
-    the one with the most tokens. `attention` is the result of `Probe.attention`.
+    Args:
+        attention: the result of `Probe.attention`.
+        layer: number of the block; None (the default) for the last one with clusters.
+        head: number of the head, over all head groups of the block with clusters.
+        cluster: number of the cluster; None (the default) for that with the most
+            tokens.
 
-    Example:
-
-    ```python
-    import numpy as np
-    from routing_tf import models
-    from routing_tf.analysis import Probe
-    from routing_tf.analysis.clusters import find_cluster
-
-    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
-    inputs = {
-        "token_ids": np.arange(64, dtype="int32")[None],
-        "padding_mask": np.ones((1, 64), "bool"),
-    }
-    cluster = find_cluster(Probe(lm).attention(inputs))
-    assert cluster.is_member.shape == (64,)
-    ```
+    Returns:
+        The cluster; None if no block has clusters and `layer` is None.
     """
     layers = [number for number, each in enumerate(attention) if each.clusters]
     if layer is None and not layers:

@@ -32,10 +32,8 @@ class DecodingComparison:
         exported: the same from a SavedModel; None if there is none.
         largest_difference: largest difference of two of them for one token, in bits.
         near_ties: number of decisions of routed heads between scores that differ by
-            less than `NEAR`. Rounding may change them in another computation.
-        decisions: number of all decisions: the cluster of a token in token choice; in
-            expert choice the members of a cluster at a token; with thresholds whether
-            a token is a member.
+            less than `NEAR`, which rounding may change.
+        decisions: number of all decisions about clusters and their members.
         num_windows: number of windows.
     """
 
@@ -59,16 +57,11 @@ def compare_decoding(
         split: `"train"`, `"validation"` or `"test"`.
         num_examples: number of windows, evenly spaced; None (the default) for all.
         with_export: whether to make a SavedModel, in a temporary folder, unless windows
-            pack several documents; None (the default): only on the TensorFlow backend,
-            which can make them.
+            pack several documents; None (the default): only on the TensorFlow backend.
         verbose: whether to show progress on standard error. Defaults to True.
 
     Returns:
         `DecodingComparison`.
-
-    Raises:
-        ValueError: if the model is not a language model without an encoder, or its
-            settings let later tokens decide who is a member of a cluster.
 
     Example:
 

@@ -36,24 +36,11 @@ class Piece:
 
 
 def make_pieces(tokenizer, token_ids, is_marked):
-    """Cuts the text of some tokens into pieces.
+    """Cuts the text of some tokens into a piece for each token or character.
 
-    A piece is a token. The bytes of one character are one piece, marked if one of them
-    is. Subwords are shown as in their vocabulary, with a space for the underscore that
-    ends a word; words are followed by a space, except newlines. Characters that cannot
-    be printed are shown as U+FFFD, tokens without a tokenizer as their ids, and the
-    leading id 0 of texts as `START`.
-
-    Example:
-
-    ```python
-    from routing_tf.analysis import marked_text
-    from routing_tf.tokenizers import ByteTokenizer
-
-    tokenizer = ByteTokenizer()
-    pieces = marked_text.make_pieces(tokenizer, tokenizer("cab"), [True, False, True])
-    assert marked_text.mark(pieces, ("<", ">")) == "<c>a<b>"
-    ```
+    A character of several bytes is marked if one of them is. Subwords are shown as in
+    their vocabulary, with a space for the underscore that ends a word; other characters
+    that cannot be printed are U+FFFD, and the leading id 0 of texts is `START`.
     """
     token_ids = [int(id) for id in token_ids]
     if isinstance(tokenizer, ByteTokenizer):

@@ -100,14 +100,7 @@ class Probe:
         self._lengths = tuple(states[0].shape[1:-1])
 
     def hidden_states(self, inputs):
-        """Returns the input of each block, and the output of the last one.
-
-        Args:
-            inputs: dict of NumPy arrays, as for a call of the model.
-
-        Returns:
-            List of NumPy arrays `<float>[B, L, dim]`.
-        """
+        """Returns the input of each block and the last output, `<float>[B, L, dim]`."""
         inputs = inputs_of(self.lm, inputs)
         return [self._in_sequence(state) for state in self._hidden_states(inputs)]
 
@@ -115,13 +108,11 @@ class Probe:
         """Runs each block on a given input, without padding.
 
         Args:
-            hidden_states: list of the inputs of the blocks, as `hidden_states` returns
-                them; further entries are ignored.
+            hidden_states: list of the inputs of the blocks, and possibly more.
 
         Returns:
-            Dict of NumPy arrays `<float>[B, L, size]`. For each block and head group
-            `"BLOCK GROUP"` has the outputs of its heads side by side, before the
-            output projection; `"BLOCK output"` is the result of the block.
+            Dict of NumPy arrays `<float>[B, L, size]`: `"BLOCK GROUP"` for the outputs
+            of heads before the projection, and `"BLOCK output"`.
         """
         inputs = [
             self._in_shape(state)
@@ -203,12 +194,7 @@ class Probe:
         return found
 
     def places(self):
-        """Returns the place of each token in the order in which the model sees it.
-
-        Returns:
-            NumPy array of integers in the shape of an image; None for a text, whose
-            order is that of its tokens.
-        """
+        """Returns the places of an image in its sequence; None for a text."""
         return self.lm.places() if self.lm.hyperparameters.kind == "image" else None
 
     def _order(self):
@@ -237,26 +223,10 @@ class Probe:
 
 @contextlib.contextmanager
 def recorded(groups, method):
-    """Records arguments and results of a method of head groups, such as `"attend"`.
+    """Yields a list, to which each call of a method of head groups is added.
 
-    The list that it yields receives the positional arguments and the result of each
-    call, in the order of the calls. If a function is compiled inside, they are symbolic
-    and only valid in this function.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from routing_tf import layers
-    from routing_tf.analysis.probe import recorded
-
-    group = layers.LocalHeads(2, block_shape=(4,))
-    attention = layers.MixedAttention([group], key_dim=3)
-    with recorded([group], "attend") as calls:
-        attention(np.ones((1, 8, 5)))
-    ((arguments, output),) = calls
-    assert output.shape == (1, 2, 8, 3)
-    ```
+    Items are the positional arguments and the result. If a function is compiled inside,
+    they are symbolic and only valid in this function.
     """
     calls = []
 

@@ -64,8 +64,7 @@ class ReadScores:
     Args:
         distance: mean distance of the position read most; None if no token reads.
         far: mean of the largest weight beyond the reach of local heads.
-        recall: share of the tokens with a next token that read most strongly a position
-            with this next token, which the model has to predict.
+        recall: share of the tokens that read a position with the next token most.
         nothing: share of the tokens that read nothing.
     """
 
@@ -83,24 +82,6 @@ def list_reads(attention):
 
     Returns:
         List of `HeadReads`, in the order of the blocks and of their heads.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from routing_tf import models
-    from routing_tf.analysis import Probe
-    from routing_tf.analysis import reads
-
-    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
-    inputs = {
-        "token_ids": np.arange(64, dtype="int32")[None],
-        "padding_mask": np.ones((1, 64), "bool"),
-    }
-    heads = reads.list_reads(Probe(lm).attention(inputs))
-    scores = reads.score_reads(heads[0], inputs["token_ids"][0], reach=16)
-    print(heads[0].name, scores.recall)
-    ```
     """
     found = []
     for layer, each in enumerate(attention):
@@ -137,12 +118,7 @@ def score_reads(reads, token_ids, reach):
 
 
 def chance_of_recall(token_ids):
-    """Returns how often the next token can be read.
-
-    Returns the share of tokens whose next token occurs at or before them, which is the
-    largest possible recall, and the mean share of positions with it, which is the
-    recall of reading random positions.
-    """
+    """Returns the largest possible recall, and that of reading random positions."""
     is_next = np.tril(token_ids[1:, None] == token_ids[None, :-1])
     numbers = is_next.sum(axis=-1)
     shares = numbers / np.arange(1, len(numbers) + 1)

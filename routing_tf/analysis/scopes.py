@@ -49,14 +49,12 @@ def compare_scopes(lm, problem, split, num_examples=None, verbose=True):
     Example:
 
     ```python
-    from routing_tf import models
-    from routing_tf import problems
+    from routing_tf import models, problems
     from routing_tf.analysis import compare_scopes
 
     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
     problem = problems.get("python_source", sequence_length=64)
-    result = compare_scopes(lm, problem, "test", num_examples=2)
-    print(f"{result.full:.4f} {result.difference:+.4f}")
+    print(compare_scopes(lm, problem, "test", num_examples=2).difference)
     ```
     """
     scorers = [TokenScorer(lm, scope) for scope in ROUTING_SCOPES]

@@ -345,13 +345,9 @@ def problem_fields(options, earlier=None):
 
 
 def open_run(options, split=None):
-    """Finds the run in `--model_dir`, and its problem or the one that flags name.
+    """Returns the path of a run's checkpoint, and its problem or the one of the flags.
 
-    Returns the path of its checkpoint, and the problem with only `split` loaded, if one
-    is given.
-
-    Raises:
-        ValueError: if there is no run with a checkpoint, or the data does not fit it.
+    Of the problem, only `split` is loaded, if one is given.
     """
     from routing_tf.training import loading
 

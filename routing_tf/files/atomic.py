@@ -107,7 +107,7 @@ def fill_folder(path):
 
 
 def is_empty(folder):
-    """Tells whether a folder is empty, except for files of a killed command."""
+    """Returns whether a folder is empty, except for files of a killed command."""
     return all(path.name == PARTIAL for path in pathlib.Path(folder).iterdir())
 
 

@@ -15,17 +15,14 @@ GZIP_START = b"\x1f\x8b\x08"
 
 
 def find_files(option, patterns):
-    """Returns the absolute paths of the files that an option names, each file once.
-
-    `patterns` are paths or glob patterns, a string of them for `split_paths`, or
-    `None`. Raises a `ValueError` if one matches no file, or a pipe or a device.
-    """
+    """Returns the absolute paths of the files that an option names, each file once."""
     return each_once(named_paths(option, patterns))
 
 
 def named_paths(option, patterns):
     """Returns the absolute paths that an option of `find_files` names.
 
+    `patterns` are paths or glob patterns, a string of them for `split_paths`, or None.
     A file with several paths, or named several times, occurs several times.
     """
     if isinstance(patterns, (str, os.PathLike)):
@@ -127,14 +124,7 @@ def split_paths(paths):
     """Splits a string of paths at its commas; leaves empty ones out.
 
     Double quotes around a path keep its commas, and a double quote inside them is
-    doubled, as in a CSV file.
-
-    Example:
-    ```python
-    from routing_tf.files import named_files
-
-    named_files.split_paths('a.txt, "b, c.txt"')  # ["a.txt", "b, c.txt"]
-    ```
+    doubled, as in a CSV file: `'a.txt, "b, c.txt"'`.
     """
     try:
         rows = list(csv.reader([paths], skipinitialspace=True, strict=True))

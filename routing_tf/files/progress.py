@@ -12,9 +12,8 @@ SECONDS_BETWEEN_LINES = 10.0
 def progress(iterable, unit, total=None, verbose=True):
     """Goes through an iterable and shows its progress on stderr.
 
-    A terminal shows a progress bar, and other outputs get a line now and then. Loops of
-    less than two seconds show nothing. `unit` names an item; `total` is the number of
-    items, by default the length of the iterable.
+    A terminal gets a bar, and other outputs a line now and then; loops of less than two
+    seconds show nothing. `unit` names an item; `total` is the length by default.
     """
     if not verbose:
         return iterable
@@ -24,10 +23,7 @@ def progress(iterable, unit, total=None, verbose=True):
 
 
 def begin_at(bar, number):
-    """Sets a progress bar of tqdm to `number`, as if it began there now.
-
-    The first steps compile, so they do not predict the remaining time.
-    """
+    """Sets a bar of tqdm to `number`, as if it began now: the first steps compile."""
     bar.n = bar.initial = bar.last_print_n = number
     bar.start_t = bar.last_print_t = time.time()
 

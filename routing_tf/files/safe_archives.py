@@ -1,4 +1,4 @@
-"""What archives and files of weights from strangers may hold."""
+"""Checks of archives and files of weights from strangers."""
 
 import math
 import pathlib

@@ -48,30 +48,16 @@ _PARTS_OF_HEADS = {
 
 
 def load_keras_file(path):
-    """Loads a model from a `.keras` file of any origin.
+    """Returns the model in a `.keras` file of any origin, not compiled.
 
     Args:
         path: path of the file.
-
-    Returns:
-        The model, not compiled.
 
     Raises:
         ValueError: if it is damaged, contains other members than Keras writes, names
             classes outside of `PACKAGES`, has weights that are smaller than they claim,
             or a config that needs more weights. Then nothing of it is loaded. Also if
             weights are missing or not finite.
-        OSError: if it cannot be read.
-
-    Example:
-
-    ```python
-    from routing_tf import models
-    from routing_tf.files import safe_loading
-
-    models.RoutingImageTransformer.from_preset("digits_small").save("some.keras")
-    model = safe_loading.load_keras_file("some.keras")
-    ```
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -122,18 +108,6 @@ def check_preset(preset, has_weights=True):
     keras_hub handles everything else, such as the name of a preset that it downloads.
     Without `has_weights`, the directory contains only a preprocessor. Errors are those
     of `load_keras_file`.
-
-    Example:
-
-    ```python
-    from routing_tf import models
-    from routing_tf.files import safe_loading
-
-    cls = models.RoutingTransformerCausalLM
-    cls.from_preset("byte_tiny").save_to_preset("some_preset")
-    safe_loading.check_preset("some_preset")  # `from_preset` does this too
-    lm = cls.from_preset("some_preset")
-    ```
     """
     folder = pathlib.Path(preset)
     if not folder.is_dir():
@@ -266,23 +240,6 @@ def check_fits(build, num_bytes, source):
     `build`, without arguments, returns the model. It is called in a scope in which
     variables have only shapes and need no memory. If it fails, this raises a
     `ValueError`, too.
-
-    Example:
-
-    ```python
-    import keras
-    from routing_tf.files import safe_loading
-
-
-    def build():
-        return keras.Sequential([keras.Input((10**6,)), keras.layers.Dense(10**6)])
-
-
-    try:
-        safe_loading.check_fits(build, num_bytes=1000, source="small.keras")
-    except ValueError as error:
-        print(error)
-    ```
     """
     # Keras would keep its records of such variables in the thread.
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -394,12 +351,12 @@ def _check_object(value, may_be_model, source):
 
 
 def _is_of_a_package(value):
-    """Tells whether a config names a class of `PACKAGES`."""
+    """Returns whether a config names a class of `PACKAGES`."""
     return str(value.get("registered_name")).partition(">")[0] in PACKAGES
 
 
 def _is_part_of_heads(value):
-    """Tells whether Keras would make what heads may hold, such as an initializer."""
+    """Returns whether Keras would make what heads may hold, such as an initializer."""
     name, class_name = value.get("registered_name"), value["class_name"]
     if name is None:
         module = _PARTS_OF_HEADS.get(str(value.get("module")))
@@ -416,7 +373,7 @@ def _is_part_of_heads(value):
 
 
 def _is_allowed(value, may_be_model):
-    """Tells whether Keras would make one of our objects or a dtype policy."""
+    """Returns whether Keras would make one of our objects or a dtype policy."""
     name, class_name = value.get("registered_name"), value["class_name"]
     if not isinstance(value.get("config"), dict) or not isinstance(class_name, str):
         return False

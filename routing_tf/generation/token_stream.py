@@ -12,34 +12,25 @@ MAX_TOKENS = 2**31 - 1
 class TokenStream:
     """Continues prompts token by token, with one compiled step.
 
-    The step is compiled once for each number of prompts, whatever their length. Memory
-    is that of a cache, whose size does not depend on the number of tokens if heads
-    remember a bounded number of them (such as local, routed and hashed heads), or only
-    sums (linear heads). A second call continues with the random state of the sampler.
+    The step is compiled once for each number of prompts. Memory is that of a cache,
+    which has a fixed size if heads remember a bounded number of tokens (such as local,
+    routed and hashed heads), or only sums (linear heads).
 
     Args:
         lm: a `RoutingTransformerCausalLM`.
         sampler: a keras_hub sampler that draws token by token, such as
             `keras_hub.samplers.TopPSampler(p=0.95, seed=1)`.
         num_tokens: number of tokens of a sequence, including the prompt, at which a
-            stream ends; None (the default) for no end.
+            stream ends; None (the default) for no end, if memory is bounded.
 
     Call arguments:
         prompts: list of prompts, each a list of at least one id; a text starts with the
             id 0.
 
     Yields:
-        A position in the sequences and their tokens there, a NumPy array
-        `<int>[prompts]`: new tokens, or those of prompts that have not ended yet. The
-        first position with a new token is the length of the shortest prompt; earlier
-        positions may come before it.
-
-    Raises:
-        ValueError: if the sampler draws whole sequences, later tokens decide which
-            tokens a head of this model sees, `num_tokens` is None and heads remember
-            all tokens, or `num_tokens` is too small or exceeds the length to which the
-            model cuts its inputs; when called, if a prompt is empty, leaves no room, or
-            has ids that the model does not have.
+        A position and the tokens there, a NumPy array `<int>[prompts]`: new ones, or
+        those of prompts that have not ended yet. The first new token is at the length
+        of the shortest prompt; earlier positions may come before it.
 
     Example:
 

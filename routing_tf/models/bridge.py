@@ -1,4 +1,4 @@
-"""What the bridge to a release adds to models: its flaws and its checkpoints.
+"""The bridge to a release: its flaws and its checkpoints.
 
 `routing_tf.models.release` stands on top of the models and registers itself here, so
 that models can build what they do not know.
@@ -14,13 +14,11 @@ class Bridge:
     """The parts that a release registers.
 
     Args:
-        hyperparameters_of: from the release's own hyperparameters to
-            `Hyperparameters`.
+        hyperparameters_of: from the release's own hyperparameters to `Hyperparameters`.
         class_at: from a level of compatibility and a class of heads to the class with
             the flaws of that level, and their settings.
         cluster_strided_settings: settings of all cluster-strided heads of the release.
-        load_checkpoint: loads a checkpoint into a new model, see
-            `RoutingTransformerCausalLM.from_release_checkpoint`.
+        load_checkpoint: see `RoutingTransformerCausalLM.from_release_checkpoint`.
     """
 
     hyperparameters_of: Callable

@@ -23,10 +23,7 @@ def model_class(kind):
 
 
 def model_class_on(backbone):
-    """Returns the class of the models on a backbone, of which the name is given.
-
-    An unknown backbone has the first class, which says what it takes.
-    """
+    """Returns the class of the models on a backbone by name, or the first class."""
     own = (cls for cls in CLASSES if backbone_class(cls).__name__ == backbone)
     return next(own, CLASSES[0])
 

@@ -13,7 +13,7 @@ from routing_tf.tokenizers import ByteTokenizer
 
 @keras.saving.register_keras_serializable("routing_tf")
 class RoutingTransformerTokenizer(keras_hub.tokenizers.Tokenizer):
-    """Tells keras_hub that presets of the backbone have tokenizers of any class."""
+    """The class by which keras_hub gives presets of the backbone any tokenizer."""
 
     backbone_cls = RoutingTransformer
 
@@ -32,14 +32,12 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
     Example:
 
     ```python
-    from routing_tf import models
-    from routing_tf.tokenizers import ByteTokenizer
+    from routing_tf import models, tokenizers
 
     preprocessor = models.RoutingTransformerCausalLMPreprocessor(
-        ByteTokenizer(), sequence_length=8
+        tokenizers.ByteTokenizer(), sequence_length=8
     )
     x, y, weights = preprocessor(["def"])
-    assert x["token_ids"].shape == (1, 8)
     ```
     """
 
@@ -56,10 +54,7 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
             layer.built = True
 
     def generate_preprocess(self, x, sequence_length=None):
-        """Turns prompts into inputs; see `keras_hub.models.CausalLMPreprocessor`.
-
-        Unlike there, a prompt that is longer than `sequence_length` is refused.
-        """
+        """Turns prompts into inputs as keras_hub does; refuses long ones."""
         length = self.sequence_length if sequence_length is None else sequence_length
         x = super().generate_preprocess(x, sequence_length=length + 1)
         return preprocessing.without_last(x, "", "max_length", length)
@@ -73,19 +68,12 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     `<bool>[batch, length]`, it returns the logits of the next token,
     `<float>[batch, length, vocabulary_size]`. `losses` contains the clustering losses.
 
-    `segment_ids` `<int32>[batch, length]` in the dict, which are optional, are for rows
-    that pack several documents: no token sees another document, see
-    `layers.MixedAttention`, and with `restart_positions`, positions restart in each
-    document.
+    `segment_ids` `<int32>[batch, length]` in the dict are optional, for rows that pack
+    several documents: no token sees another document, see `layers.MixedAttention`.
 
-    With `routing="token_choice"`, the default of this package's own presets, logits
-    depend only on earlier tokens. With `routing="expert_choice"`, the rule of the
-    release, each cluster chooses its tokens from the whole sequence, so logits of one
-    pass over a text may depend on later tokens. In the routing scope `"prefix"`, which
-    `generate` uses, a cluster chooses among the tokens up to the current one.
-
-    `quantize` changes the projections of attention, the feed-forward parts and the
-    logits, and leaves embeddings and clusters unchanged.
+    With `routing="expert_choice"`, the rule of the release, logits may depend on later
+    tokens, except in the routing scope `"prefix"`, which `generate` uses; see
+    [Causality and likelihoods](docs/causality.md).
 
     Args:
         backbone: a `RoutingTransformer`.
@@ -120,13 +108,9 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     presets = RoutingTransformer.presets
 
     def get_quantization_layer_structure(self, mode):
-        """Returns the layers through which `quantize` passes texts, for GPTQ and AWQ.
+        """Returns the layers through which `quantize` passes texts for GPTQ and AWQ.
 
-        Args:
-            mode: mode of the quantization.
-
-        Returns:
-            Dict of the layers before the blocks and the blocks; None for other modes.
+        Other modes need none and get None.
         """
         if mode not in ("gptq", "awq"):
             return None
@@ -139,17 +123,12 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
         """Continues one batch of prompts; compiled by `generate`.
 
         Args:
-            inputs: dict of `token_ids` and `padding_mask`, as for a call; the mask is
-                True for the prompt, the first tokens of each row, which is at least the
-                leading id 0.
+            inputs: dict as for a call; `padding_mask` is True for the prompt, the first
+                tokens of each row, which is at least the leading id 0.
             stop_token_ids: ids that end a sequence; None (the default) for no such ids.
 
         Returns:
             Dict of `token_ids` and `padding_mask`, now True for prompt and new tokens.
-
-        Raises:
-            ValueError: if the model cuts its inputs to less than the buffer, or there
-                is padding before or inside a prompt.
         """
         return self.continue_prompts(inputs, stop_token_ids)
 
@@ -158,35 +137,22 @@ class RoutingTransformerCausalLM(TextLanguageModel, keras_hub.models.CausalLM):
     ):
         """Scores texts, or spans of them; see `routing_tf.models.scoring.score`.
 
-        With arguments of the `score` of keras_hub's language models, such as
-        `score(ids, padding_mask=mask)` or `score(token_ids=ids)`, it returns tensors
-        for each position, as keras_hub does; see
-        `routing_tf.models.scoring.score_positions`. Only ids count as texts:
-        `score(ids)`, without a leading id 0, returns a `Score`.
+        With arguments of the `score` of keras_hub's language models, it returns tensors
+        for each position; see `routing_tf.models.scoring.score_positions`. Only ids
+        count as texts: `score(ids)`, without a leading id 0, returns a `Score`.
 
         Args:
             texts: a string, a list of strings, or ids of tokens; None with `token_ids`.
             targets: the parts to score; None (the default) for all tokens, or for each
                 text a pair of character offsets, a sub-string, or a list of these.
-            reduction: `"none"` for a `Score` of each text or span (the default),
-                `"mean"` or `"sum"` for the mean or sum of its log-likelihoods.
-            routing_scope: `"full"`, in which later tokens may take part in routing;
-                `"prefix"`, which sampling can reach; None (the default) for that of the
+            reduction: `"none"` for a `Score` of each text or span (the default), or
+                `"mean"` or `"sum"` of its log-likelihoods.
+            routing_scope: `"full"`, `"prefix"`, or None (the default) for that of the
                 hyperparameters.
-            **kwargs: `batch_size`, `too_long`, `num_words` and `verbose` of
-                `routing_tf.models.scoring.score`; or, without `targets` and
-                `reduction`: `token_ids`, if these are not the first argument,
-                `padding_mask`, `scoring_mode`, `layer_intercept_fn`, `target_ids` and
-                `segment_ids` of `score_positions`.
+            **kwargs: further arguments of these two functions.
 
         Returns:
-            A `routing_tf.models.scoring.Score`, or a number for the other reductions; a
-            list of them for a list of spans, and a list with one item for each text for
-            several texts. With arguments of keras_hub, logits or losses.
-
-        Raises:
-            ValueError: as in `routing_tf.models.scoring.score`, or for both `texts` and
-                `token_ids`.
+            A `Score`, or a number for the other reductions; lists of them for lists.
 
         Example:
 

@@ -11,17 +11,6 @@ def compiled(model, function):
     The compiled function sees the weights that the model has when it is called, and
     follows its `compile`: with `run_eagerly` nothing is compiled, and `jit_compile`
     decides whether XLA is used. JAX has no other compiler.
-
-    Example:
-
-    ```python
-    import keras
-    import numpy as np
-    from routing_tf.models.compiled import compiled
-
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-    assert compiled(model, lambda x: model(x) + 1.0)(np.ones((1, 3))).shape == (1, 2)
-    ```
     """
     if keras.backend.backend() not in ("tensorflow", "jax"):
         raise ValueError(

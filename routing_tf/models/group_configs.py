@@ -1,6 +1,6 @@
 """The head groups of a block as configs: what `routing` and the flat names stand for.
 
-Models know heads by these configs alone, so this is the one place that reads the
+Models know heads only by these configs, so this is the one place that reads the
 hyperparameters of heads.
 """
 

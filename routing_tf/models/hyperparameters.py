@@ -74,7 +74,7 @@ class Hyperparameters(*reversed(settings.CLASSES)):
         return self.key_dim or self.hidden_dim // self.num_heads
 
     def sees_later_tokens(self, routing_scope):
-        """Tells whether outputs depend on later tokens despite the causal mask.
+        """Returns whether outputs depend on later tokens despite the causal mask.
 
         Padding does not count, though some flaws of the release let it through.
 
@@ -109,14 +109,7 @@ class Hyperparameters(*reversed(settings.CLASSES)):
 
     @classmethod
     def from_dict(cls, fields):
-        """Returns the hyperparameters of a dict, such as `to_dict` returns.
-
-        Args:
-            fields: dict of some or all fields.
-
-        Raises:
-            ValueError: if a field is unknown or invalid.
-        """
+        """Returns the hyperparameters of a dict with some or all of the fields."""
         return cls().replace(**fields)
 
     def replace(self, **changes):

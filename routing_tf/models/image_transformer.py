@@ -151,21 +151,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
     def from_release_checkpoint(cls, prefix, preset=None, hparams=None):
         """Builds a model with the weights of a checkpoint of the original release.
 
-        See `RoutingTransformerCausalLM.from_release_checkpoint`.
-
-        Args:
-            prefix: path of the TF1 checkpoint without `.index`.
-            preset: name of the set of the release that was trained, such as
-                `"cifar10_local_cluster"`; None (the default) if `hparams` has all
-                settings.
-            hparams: dict of the release's hyperparameters or the path of its
-                `hparams.json`; None (the default) for the preset's.
-
-        Returns:
-            The model.
-
-        Raises:
-            ValueError: as there.
+        For the arguments, see `RoutingTransformerCausalLM.from_release_checkpoint`.
         """
         return bridge.release().load_checkpoint(cls, prefix, preset, hparams)
 
@@ -212,10 +198,9 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         return math.prod(self.image_shape)
 
     def places(self):
-        """Returns the place of each sub-pixel in the order in which the model sees it.
+        """Returns the place of each sub-pixel in the sequence of the model.
 
-        Returns:
-            NumPy array `<int>[height, width, channels]` of 0 to `num_subpixels` - 1.
+        The array is `<int>[height, width, channels]`.
         """
         raster = np.arange(self.num_subpixels)
         seen = ops.convert_to_numpy(self.embedding.order.arrange(raster, axis=0))
@@ -232,10 +217,9 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
     ):
         """Samples images, or completes those whose first rows are given.
 
-        Each step computes one sub-pixel with a cache, and logits are those of the
-        routing scope `"prefix"`. With settings of the release that let later sub-pixels
-        decide who is a member, each step computes the whole image instead, in which
-        later sub-pixels are padding.
+        Each step computes one sub-pixel with a cache, in the routing scope `"prefix"`.
+        With settings of the release that have no cache, each step computes the whole
+        image.
 
         Args:
             num_images: number of images; None for the number of `labels` or `images`,
@@ -245,18 +229,12 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             images: `<int>[num_images, height, width, channels]`, whose first rows are
                 kept; None to sample from scratch.
             num_given_rows: number of rows of `images` that are kept.
-            sampler: a keras_hub sampler that draws from a distribution, or its name,
-                such as `"greedy"` or
-                `keras_hub.samplers.RandomSampler(temperature=0.9, seed=1)`; None for a
-                random sampler at temperature 1.
+            sampler: a keras_hub sampler that draws from a distribution, or its name;
+                None for a random sampler at temperature 1.
             verbose: whether to show progress on standard error.
 
         Returns:
             NumPy array `<int32>[num_images, height, width, channels]`.
-
-        Raises:
-            ValueError: if the numbers of images, labels or rows do not fit, values are
-                out of range, or the sampler draws whole sequences.
         """
         images, labels = self._canvas(num_images, labels, images, num_given_rows)
         draw = steps.drawing(self, keras_hub.samplers.get(sampler or "random"))
@@ -275,19 +253,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         return ops.convert_to_numpy(decoder.images_of(rows))
 
     def make_cache(self, batch_size):
-        """Makes an empty cache, for `call_with_cache`.
-
-        Args:
-            batch_size: number of images.
-
-        Returns:
-            A structure of tensors of fixed sizes with the batch on axis 0.
-
-        Raises:
-            ValueError: if settings of the release let later sub-pixels decide who is a
-                member of a cluster, or heads would remember far more tokens than there
-                are.
-        """
+        """Returns an empty cache for `call_with_cache`, with the batch on axis 0."""
         safe_loading.check_memory(self.hyperparameters, self.num_subpixels)
         lengths = self.embedding.order.lengths
         return [block.make_cache(batch_size, lengths) for block in self.blocks]
@@ -302,9 +268,8 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
             labels: `<int>[batch]`, for a model with `num_classes`.
 
         Returns:
-            Logits of these sub-pixels,
-            `<float>[batch, height, width, channels, vocabulary_size]`, and the cache
-            with their places.
+            Logits `<float>[batch, height, width, channels, vocabulary_size]`, and the
+            cache.
         """
         order = self.embedding.order
         given = order.restore(ops.arange(self.num_subpixels) < num_given, axis=0)
@@ -317,13 +282,11 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
         return ops.reshape(self.logits_dense(x), shape), cache
 
     def call_with_cache(self, values, cache, cache_index, labels=None):
-        """Computes the logits of one sub-pixel of each image.
-
-        Expert choice has the routing scope `"prefix"`.
+        """Computes the logits of one sub-pixel of each image, in the scope `"prefix"`.
 
         Args:
-            values: `<int>[batch]`, the previous sub-pixel in the order of `places`; 0
-                at the first place.
+            values: `<int>[batch]`, the previous sub-pixel in the order of `places`, or
+                0.
             cache: as returned by `make_cache`, `start_cache` or this method.
             cache_index: place of the sub-pixel, an integer or a tensor.
             labels: `<int>[batch]`, for a model with `num_classes`.

@@ -60,11 +60,6 @@ def _checked(name, ids):
 
 
 def inputs_of(model, batch):
-    """Returns the part of a batch that a model takes: its inputs and segment ids.
-
-    Args:
-        model: a functional model whose inputs are a dict.
-        batch: dict of tensors or arrays.
-    """
+    """Returns the part of a batch that a model takes: its inputs and segment ids."""
     names = [*model.input, *(name for name in NAMES if name in batch)]
     return {name: batch[name] for name in names}

@@ -59,10 +59,7 @@ def of_heads(cls):
 
 
 def all_patterns():
-    """Returns a dict of all patterns by name, including those of `routing_tf.zoo`.
-
-    The zoo is imported when a name is needed that the layers do not have.
-    """
+    """Returns a dict of all patterns by name; this imports `routing_tf.zoo`."""
     return importlib.import_module("routing_tf.zoo").PATTERNS | _REGISTERED
 
 
@@ -104,7 +101,7 @@ def routing_of(h, is_decoder):
 
 
 def is_of_encoders(name):
-    """Tells whether a pattern needs neither a causal mask nor an image."""
+    """Returns whether a pattern needs neither a causal mask nor an image."""
     pattern = find(name)
     if pattern is None:
         return name is not None and name not in CAUSAL

@@ -21,15 +21,9 @@ def sequence_lengths(hyperparameters):
 
 
 def byte_preprocessor(cls, preset, hyperparameters):
-    """Makes the preprocessor of a preset of bytes, which needs no vocabulary file.
+    """Returns the preprocessor of a preset of bytes, which needs no vocabulary file.
 
-    Args:
-        cls: class of the language model.
-        preset: name of a preset.
-        hyperparameters: those of the model, including changes.
-
-    Returns:
-        The preprocessor; None if the model is not one of bytes.
+    It is None if the model, by its hyperparameters, is not one of bytes.
     """
     tokenizer = ByteTokenizer()
     sizes = {
@@ -81,12 +75,12 @@ def without_last(inputs, prefix, name, length):
 
 
 def takes(lm, samples):
-    """Tells whether samples are a dict, such as of ids, as a call of a model takes."""
+    """Returns whether samples are a dict, as a call of a model takes."""
     return isinstance(samples, dict) and set(lm.backbone.input) <= set(samples)
 
 
 def holds_nothing(lm, prompts):
-    """Tells whether there is no text among prompts, or no batch in a `tf.data` one."""
+    """Returns whether prompts contain no text, or no batch if they are `tf.data`."""
     if hasattr(prompts, "element_spec"):
         # Its number of batches is not always known.
         return next(iter(prompts.take(1)), None) is None
@@ -95,7 +89,7 @@ def holds_nothing(lm, prompts):
 
 
 def has_texts(samples):
-    """Tells whether there are texts among samples."""
+    """Returns whether there are texts among samples."""
     return any(map(_is_text, keras.tree.flatten(samples)))
 
 

@@ -1,4 +1,4 @@
-"""What backbones of texts and images have in common: presets, adapters, layouts."""
+"""The common part of backbones: presets, adapters, layouts."""
 
 import contextlib
 import os
@@ -52,12 +52,7 @@ class PresetBackbone(keras_hub.models.Backbone):
         }
 
     def export(self, filepath, format="tf_saved_model", *args, **kwargs):
-        """Exports as `keras.Model.export` does, if the format can have the heads.
-
-        Raises:
-            ValueError: if it cannot: `"openvino"` and `"litert"` for heads that loop
-                over blocks of queries.
-        """
+        """Exports as `keras.Model.export`, in the formats that can have the heads."""
         check_format(self, format)
         super().export(filepath, format, *args, **kwargs)
 
@@ -67,12 +62,11 @@ class PresetBackbone(keras_hub.models.Backbone):
         model_parallel_dim_name="model",
         data_parallel_dim_name="batch",
     ):
-        """Returns how the weights of a model are split over several devices.
+        """Returns how the weights of a model are split over several devices, on JAX.
 
-        Projections of attention are split by heads, and feed-forward parts by their
-        inner size; embeddings and logits are split by the size of a token's vector.
-        Clusters, relative positions and norms are copied. JAX only, as
-        `keras.distribution` is.
+        Projections of attention are split by heads, feed-forward parts by their inner
+        size, embeddings and logits by the size of a token's vector. Everything else is
+        copied.
 
         Args:
             device_mesh: a `keras.distribution.DeviceMesh`.
@@ -85,9 +79,6 @@ class PresetBackbone(keras_hub.models.Backbone):
         Returns:
             A `keras.distribution.LayoutMap` of the backbone and its task.
 
-        Raises:
-            ValueError: if `device_mesh` is no mesh, or has no axis of one of the names.
-
         Example:
 
         ```python
@@ -96,12 +87,6 @@ class PresetBackbone(keras_hub.models.Backbone):
 
         mesh = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
         layout_map = models.RoutingTransformer.get_layout_map(mesh)
-        assert layout_map["block_0/attention/output_kernel"].axes == ("model", "batch")
-        # distribution = keras.distribution.ModelParallel(
-        #     layout_map=layout_map, batch_dim_name="batch"
-        # )
-        # with distribution.scope():
-        #     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
         ```
         """
         names = {"model": model_parallel_dim_name, "data": data_parallel_dim_name}
@@ -136,19 +121,15 @@ class PresetBackbone(keras_hub.models.Backbone):
 
         Layers that a task adds to the backbone, such as logits, are not frozen, and not
         in the file of `save_lora_weights`. A saved model contains the sums of weights
-        and adapters, and no adapters.
+        and adapters.
 
         Args:
             rank: rank of the matrices.
-            target_layer_names: names of the layers to adapt: attention layers, see
-                `MixedAttention.enable_lora`, or `Dense` layers such as `"input"`,
+            target_layer_names: names of attention layers, see
+                `MixedAttention.enable_lora`, or of `Dense` layers such as `"input"`,
                 `"gate"` and `"output"` of the feed-forward parts. None (the default)
                 for all attention layers; of those that are quantized, for
                 `"query_projection"` and `"value_projection"`.
-
-        Raises:
-            ValueError: if `rank` is not a positive integer, there is no such layer, or
-                there are adapters already.
 
         Example:
 
@@ -157,8 +138,6 @@ class PresetBackbone(keras_hub.models.Backbone):
 
         lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
         lm.backbone.enable_lora(rank=4)
-        lm.logits_dense.trainable = False
-        assert all("lora" in weight.name for weight in lm.trainable_weights)
         lm.backbone.save_lora_weights("tuned.lora.h5")
         ```
         """
@@ -189,20 +168,14 @@ class PresetBackbone(keras_hub.models.Backbone):
         """Builds the model of a preset.
 
         Args:
-            preset: one of the names in `presets` of the class, which are data and
-                download nothing: their weights are freshly initialized. keras_hub
-                handles all other names and directories. Its own classes, such as
-                `keras_hub.models.CausalLM`, know only presets with weights, and none of
-                these names.
-            load_weights: whether keras_hub loads the weights of its preset. Defaults
-                to True.
+            preset: one of the names in `presets` of the class, whose weights are
+                freshly initialized. keras_hub handles all other names and directories;
+                its own classes, such as `keras_hub.models.CausalLM`, know none of these
+                names.
+            load_weights: whether keras_hub loads the weights of its preset. Defaults to
+                True.
             **kwargs: changes of hyperparameters, such as `vocabulary_size`, and
                 `dtype`, `name` and `trainable` of the model.
-
-        Raises:
-            ValueError: if a hyperparameter is unknown (the message lists the valid
-                names) or invalid, or a change concerns a saved model, or
-                `routing_tf.files.safe_loading.check_preset` refuses a directory.
         """
         if preset not in cls.presets:
             with preset_from_elsewhere(cls, preset, kwargs):

@@ -9,12 +9,7 @@ from routing_tf.settings.release_sets import RELEASE_SETS
 
 
 def preset_names(kind=None):
-    """Returns the names of presets.
-
-    Args:
-        kind: `"text"`, `"seq2seq"` or `"image"`, see `Hyperparameters.kind`; None (the
-            default) for all.
-    """
+    """Returns the names of presets: of a `kind` of models, or by default of all."""
     names = list(DESCRIPTIONS)
     if kind is None:
         return names
@@ -29,14 +24,7 @@ def preset_description(name):
 def preset_hyperparameters(name):
     """Returns the `Hyperparameters` of a preset.
 
-    The sets of the release have its shapes and its training, but none of its flaws;
-    `routing_tf.models.release` builds them with flaws.
-
-    Args:
-        name: name of a preset.
-
-    Raises:
-        ValueError: for an unknown name, with the list of valid ones.
+    Sets of the release come without its flaws, which `routing_tf.models.release` has.
     """
     if _known(name) in SETS:
         return Hyperparameters(**SETS[name][1])

@@ -18,7 +18,7 @@ def as_configs(heads):
     """Returns a head group, its config, or a list of these, as a list of configs.
 
     A config is that of `keras.saving.serialize_keras_object`, of values that JSON has.
-    Its name depends on the classes alone, and no other group of a layer has it. Its
+    Its name depends only on the classes, and no other group of a layer has it. Its
     dtype is that of the model.
     """
     groups = heads if isinstance(heads, (list, tuple)) else [heads]
@@ -74,7 +74,7 @@ def _dicts_in(value):
 
 
 def _way_out(group):
-    """What to pass in place of something that is no head group."""
+    """Returns what to pass instead of something that is no head group."""
     if isinstance(group, type):
         return f"Make heads of the class, such as `{group.__name__}(4)`"
     if isinstance(group, str):

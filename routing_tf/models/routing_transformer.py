@@ -55,20 +55,10 @@ class TextBackbone(packed_documents.ChecksSegmentIds, PresetBackbone):
         self.final_norm = final_norm(h, "final_norm", policy)
 
     def make_cache(self, batch_size, max_length, memory=None, memory_mask=None):
-        """Makes an empty cache, for `decode_with_cache`.
+        """Returns an empty cache for `decode_with_cache`, with the batch on axis 0.
 
-        Args:
-            batch_size: number of sequences.
-            max_length: number of tokens a sequence may have.
-            memory: as in `decode`.
-            memory_mask: as in `decode`.
-
-        Returns:
-            A structure of tensors of fixed sizes with the batch on axis 0.
-
-        Raises:
-            ValueError: as in `MixedAttention.make_cache`, or if heads would remember
-                far more than `max_length` tokens, see `safe_loading.check_memory`.
+        `max_length` tokens fit into each of `batch_size` sequences; for `memory`, see
+        `decode`.
         """
         safe_loading.check_memory(self.hyperparameters, max_length)
         return [

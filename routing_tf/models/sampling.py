@@ -18,17 +18,6 @@ def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
     before tokens were dropped, sum to more than `top_p`. The rest, at least one token,
     sums to 1. The settings are numbers or scalars.
 
-    Example:
-
-    ```python
-    import numpy as np
-    from routing_tf.layers.support import extremes
-    from routing_tf.models.sampling import filtered_probabilities
-
-    logits = np.log([[0.1, 0.5, 0.4]])
-    print(filtered_probabilities(logits, top_k=2))  # [[0, 0.5556, 0.4444]]
-    ```
-
     Reference: `TopKSampler` and `TopPSampler` of keras_hub.
     """
     logits = ops.cast(logits, "float32")
@@ -56,18 +45,6 @@ def draw(probabilities, uniform):
     """Draws a token `<int32>[batch]` for each row; equal numbers draw equal tokens.
 
     `uniform` are independent and uniform in (0, 1), of the shape of `probabilities`.
-    Tokens of probability 0 are never drawn.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from routing_tf.models.sampling import draw
-
-    probabilities = np.array([[0.0, 0.2, 0.8]], "float32")
-    uniform = np.random.default_rng(0).uniform(size=(1, 3)).astype("float32")
-    print(draw(probabilities, uniform))  # [1] or [2]
-    ```
     """
     # The largest of Gumbel variables, because a rounded sum of probabilities could end
     # in a dropped token.

@@ -32,22 +32,14 @@ class Exportable:
     ):
         """Writes a SavedModel with `score` and `generate`, or exports as Keras does.
 
-        See `routing_tf.models.saved_model.export` for its functions.
-
         Args:
             filepath: folder to write into.
-            format: `"tf_saved_model"` (the default) for these functions;
-                `keras.Model.export` handles all others.
+            format: `"tf_saved_model"` (the default) for these functions, see
+                `routing_tf.models.saved_model.export`; otherwise as in Keras.
             verbose: whether to print the functions. None (the default) means no.
-            input_signature: None (the default); with any other signature,
-                `keras.Model.export` writes a SavedModel of only the call of the model.
-            **kwargs: `routing_scope` and, for texts, `max_length` of
-                `routing_tf.models.saved_model.export`; otherwise arguments of
-                `keras.Model.export`.
-
-        Raises:
-            ValueError: as in `routing_tf.models.saved_model.export`, or if the format
-                cannot have the heads of the model.
+            input_signature: None (the default), or that of a SavedModel of only the
+                call.
+            **kwargs: arguments of either function, such as `max_length`.
         """
         if format == "tf_saved_model" and input_signature is None:
             export(self, filepath, verbose=verbose, **kwargs)
@@ -63,46 +55,17 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
     """Writes a SavedModel that TensorFlow loads without Keras or this package.
 
     `tf.saved_model.load(directory)` has these functions, also as `signatures`, for any
-    number of rows. No function changes a variable. Ids are those of the tokenizer,
-    without the leading id 0.
+    number of rows; see [TensorFlow Serving](docs/serving.md).
 
-    Models of text without an encoder:
+    - Texts: `score(texts)`, unless there is an encoder, `generate(texts, ...)`, and
+      `score_ids` and `generate_ids` of `token_ids` and `padding_mask`.
+    - Images: `score(images, labels)`, and `generate(num_images, ...)` or
+      `generate(labels, ...)`; `labels` only for models with `num_classes`.
 
-    - `score(texts)`: a dict of `log_likelihood` `<float32>[batch]`, the natural
-      logarithm of the probability of each text; `log_likelihoods`
-      `<float32>[batch, tokens]` and `token_ids`, of its tokens, where `padding_mask` is
-      True; `num_tokens` and `num_bytes` `<int32>[batch]`.
-    - `score_ids(token_ids, padding_mask)`: the same for `<int32>[batch, tokens]`, with
-      `log_likelihood`, `log_likelihoods` and `num_tokens`; in each row real tokens come
-      first.
-    - `generate(texts, temperature, top_k, top_p, seed, length)`: `texts`, the prompts
-      with their continuations, and their `token_ids` `<int32>[batch, length]` and
-      `padding_mask`, True up to and including the end id.
-    - `generate_ids(token_ids, padding_mask, temperature, ...)`: ids and mask of these.
-
-    Without a preprocessor, `score` and `generate` are `score_ids` and `generate_ids`.
-    With an encoder, there are only `generate` and `generate_ids`, which take the inputs
-    of the encoder (as ids, with the end id) and return the texts of the decoder.
-
-    The signature `serving_default`, which servers use if a request names none, is
-    `score`: texts in, scores out. With an encoder, it is `generate` with its defaults,
-    and without settings among its inputs: texts in, texts out.
-
-    Models of images:
-
-    - `score(images)`: for `<uint8>[batch, height, width, channels]`, `log_likelihood`
-      `<float32>[batch]`, and `log_likelihoods` of the shape of the images.
-    - `generate(num_images, temperature, top_k, top_p, seed)`: `images` `<uint8>`.
-    - Models with `num_classes` take `labels` `<int32>[batch]`: `score(images, labels)`
-      and `generate(labels, ...)`.
-
-    `temperature` (default 1; 0 is greedy), `top_k` (default 0, all), `top_p` (default
-    1, all), `seed` (default 0) and `length` (tokens of a row, including the prompt;
-    default `max_length`) are scalars. The functions have these defaults; of
-    `signatures`, only TensorFlow Serving knows them. Draws depend only on the seed, the
-    row and the position. Generating has the routing scope `"prefix"`; models in which
-    later tokens decide who is a member, by a flaw of the release, compute the whole row
-    for each token.
+    `score` returns natural logarithms of probabilities. The settings of `generate` are
+    scalars: `temperature` (default 1; 0 is greedy), `top_k` (default 0, all), `top_p`
+    (default 1, all), `seed` (default 0) and, for texts, `length` (default
+    `max_length`).
 
     Args:
         model: a `RoutingTransformerCausalLM`, `RoutingTransformerSeq2SeqLM` or
@@ -115,23 +78,15 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
             default) for that of the model's sequences. Not for images.
         verbose: whether to print the functions. None (the default) means no.
 
-    Raises:
-        ValueError: on another backend than TensorFlow, if an argument is invalid, or if
-            a SavedModel cannot have the model's inputs.
-
     Example:
 
     ```python
     import keras
-    import tensorflow as tf
     from routing_tf import models
 
     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
     if keras.backend.backend() == "tensorflow":
         lm.export("byte_tiny", max_length=32)
-        served = tf.saved_model.load("byte_tiny")
-        print(served.score(["It was a dark night"])["log_likelihood"])
-        print(served.generate(["It was"], temperature=0.8, seed=1)["texts"])
     ```
     """
     check_backend(export_dir=directory)

@@ -35,7 +35,7 @@ POSITION_ARGUMENTS = {
 
 
 def is_mask(x):
-    """Tells whether an argument is an array of truth values."""
+    """Returns whether an argument is an array of truth values."""
     return "bool" in str(getattr(x, "dtype", ""))
 
 
@@ -52,20 +52,10 @@ def score(
 ):
     """Scores texts, or spans of them.
 
+    [Causality and likelihoods](docs/causality.md) explains spans and routing scopes.
+
     Each text is a separate sequence with a leading id 0: its first token is scored too,
     no end id is added, and other texts of the batch have no influence on it.
-
-    A span of characters contains all tokens with a character in it, so a span that ends
-    inside a token contains the whole token. A token with a part of a character contains
-    that character. The subword that ends a word also contains the single space after
-    it, which tensor2tensor leaves out, and without a space or character of its own, the
-    last character of the word. Words contain all white space after them, and the first
-    word also that before it.
-
-    A sub-string is found by the release's rule: it is encoded separately, and its
-    leading tokens are dropped until the rest occurs in the text; the number of dropped
-    tokens is its `misaligned_prefix_length`. The last such place counts. Unlike in the
-    release, a place counts only if the text contains the whole sub-string there.
 
     Args:
         lm: a `RoutingTransformerCausalLM`.
@@ -78,48 +68,22 @@ def score(
             ids), a sub-string, None for all, or a list of these.
         reduction: `"none"` for a `Score` of each text or span (the default), `"mean"`
             or `"sum"` for the mean or sum of the log-likelihoods of its tokens.
-        routing_scope: `"full"`: as in the published evaluation. In expert choice, later
-            tokens take part in choosing members, so likelihoods leak. `"prefix"`: in
-            expert choice, only the tokens up to each one compete, as in sampling, at
-            more than the cost of full attention. For other heads, both are the same.
-            None (the default) for that of the hyperparameters, which is `"full"` by
-            default.
+        routing_scope: `"full"`, `"prefix"`, or None (the default) for that of the
+            hyperparameters.
         batch_size: number of sequences in one run; None (the default) for as many as
             fill the model's `batch_tokens`. If padding has influence, as with the
             release's settings, each sequence runs alone and without padding.
-        too_long: what happens to texts longer than the model's `max_sequence_length` or
-            `truncate_length`. `"refuse"` (the default): a `ValueError`. `"cut"`: only
-            the first tokens are kept, up to the end of a character. `"windows"`: the
-            text is cut into windows of that length, which are scored as separate
-            sequences.
-        num_words: number of words of each text, such as the original token count by
-            which the papers normalise (in WikiText-103 including newlines); None (the
-            default) for the words between white space, without newlines. One number if
-            `texts` is a single text. Only without `targets`.
+        too_long: what happens to texts longer than the model's sequences: `"refuse"`
+            (the default) raises a `ValueError`; `"cut"` keeps only their first tokens;
+            `"windows"` scores windows of them as separate sequences.
+        num_words: number of words of each text; None (the default) for the words
+            between white space, without newlines. One number if `texts` is a single
+            text. Only without `targets`.
         verbose: whether to show progress on standard error if it takes long.
 
     Returns:
         A `Score`, or a number for the other reductions; a list of them for a list of
         spans, and a list with one item for each text for several texts.
-
-    Raises:
-        ValueError: for arguments that do not fit, an empty text, a text that is too
-            long, a span outside of its text or of the part that is kept, a sub-string
-            that is not found, ids that the model does not have, or the scope `"prefix"`
-            for a model that sees later tokens by a flaw of the release.
-
-    Example:
-
-    ```python
-    from routing_tf import models
-    from routing_tf.models import scoring
-
-    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
-    whole = scoring.score(lm, "the cat sat")
-    print(whole.bits_per_byte, whole.perplexity_per_word)
-    cat, sat = scoring.score(lm, "the cat sat", targets=[(4, 7), "sat"])
-    assert cat.num_tokens == 3 and cat.offsets[0, 0] == 4
-    ```
 
     Reference: `SparseTransformerWrapper` of the release's `routing_tf_api.py`.
     """
@@ -197,25 +161,6 @@ def score_positions(
     Returns:
         Logits `<float>[batch, length, vocabulary_size]`, or losses
         `<float>[batch, length]`.
-
-    Raises:
-        ValueError: if `scoring_mode` or `routing_scope` is unknown, losses are asked
-            for without targets, or there are texts instead of ids.
-
-    Example:
-
-    ```python
-    import numpy as np
-    from routing_tf import models
-    from routing_tf.models import scoring
-
-    lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
-    ids = np.array([[0, 101, 106, 34]])
-    losses = scoring.score_positions(
-        lm, ids, scoring_mode="loss", target_ids=np.roll(ids, -1, axis=1)
-    )
-    assert losses.shape == (1, 4)
-    ```
     """
     check_choice("scoring_mode", scoring_mode, SCORING_MODES)
     if scoring_mode == "loss" and target_ids is None:

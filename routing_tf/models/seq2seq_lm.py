@@ -12,7 +12,7 @@ from routing_tf.tokenizers import ByteTokenizer
 
 @keras.saving.register_keras_serializable("routing_tf")
 class RoutingTransformerEncoderDecoderTokenizer(keras_hub.tokenizers.Tokenizer):
-    """Tells keras_hub that presets of the backbone have tokenizers of any class."""
+    """The class by which keras_hub gives presets of the backbone any tokenizer."""
 
     backbone_cls = RoutingTransformerEncoderDecoder
 
@@ -109,11 +109,8 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
     Called with the inputs of its backbone it returns the logits of the decoder's next
     token, `<float>[batch, length, vocabulary_size]`. `losses` holds the clustering
     losses. `encoder_segment_ids` and `decoder_segment_ids` are optional, for rows that
-    pack several pairs of texts.
-
-    With `routing="expert_choice"`, logits of one pass may depend on later tokens of the
-    decoder, see `RoutingTransformerCausalLM`. The same holds for attention to the
-    encoder's output if it routes the decoder's tokens.
+    pack several pairs of texts. With `routing="expert_choice"`, logits may depend on
+    later tokens, see `RoutingTransformerCausalLM`.
 
     Args:
         backbone: a `RoutingTransformerEncoderDecoder`.
@@ -160,19 +157,11 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
         Args:
             inputs: texts for the encoder, a dict of `encoder_text` and `decoder_text`,
                 or the inputs of a call, which need no preprocessor.
-            max_length: length of the decoder's sequences, in tokens; None (the
-                default) for that of the preprocessor.
+            max_length: length of the decoder's sequences; None (the default) for that
+                of the preprocessor.
             stop_token_ids: ids that end a sequence; `"auto"` (the default) for the
                 tokenizer's end id, None for no such ids.
-            strip_prompt: must be False (the default); prompts are kept.
-
-        Returns:
-            Texts, or for ids a dict of ids and mask.
-
-        Raises:
-            ValueError: if `strip_prompt` is set, there is no preprocessor, for texts or
-                for `stop_token_ids="auto"`, or a text does not fit into the encoder's
-                sequences or `max_length`.
+            strip_prompt: must be False (the default).
         """
         if strip_prompt:
             raise ValueError(
@@ -183,22 +172,6 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
         return super().generate(inputs, max_length, stop_token_ids)
 
     def generate_step(self, inputs, stop_token_ids=None):
-        """Continues one batch of prompts; compiled by `generate`.
-
-        The encoder runs once.
-
-        Args:
-            inputs: dict as for a call; `decoder_padding_mask` is True for the prompt,
-                the first tokens of each row, which is at least the leading id 0.
-            stop_token_ids: ids that end a sequence; None (the default) for no such ids.
-
-        Returns:
-            Dict of `decoder_token_ids` and `decoder_padding_mask`, now True for prompt
-            and new tokens.
-
-        Raises:
-            ValueError: if the model cuts its inputs to less than the buffer, or there
-                is padding before or inside a prompt.
-        """
+        """Continues one batch of prompts, after one run of the encoder."""
         memory = self.backbone.encode(inputs)
         return self.continue_prompts(inputs, stop_token_ids, "decoder_", memory)

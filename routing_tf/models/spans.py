@@ -51,7 +51,7 @@ class Span:
 
 
 def read_sequences(lm, texts):
-    """Tells whether `texts` is a single one, and returns the list of sequences."""
+    """Returns whether `texts` is a single one, and the list of sequences."""
     if not isinstance(texts, (str, list, tuple, dict)) and not hasattr(texts, "shape"):
         raise ValueError(
             "`texts` must be a string, ids, or a list of them. Received: "
@@ -93,7 +93,7 @@ def _tokenize(tokenizer, text):
 
 
 def _rows_of_ids(token_ids):
-    """Tells whether the ids are a single sequence; returns a list of arrays.
+    """Returns whether the ids are a single sequence, and a list of arrays.
 
     These keep their type, so that no id is taken for another one.
     """
@@ -212,7 +212,7 @@ def _places(part, whole):
 
 
 def _holds(text, part, offsets):
-    """Tells whether tokens end a place at which the text contains a sub-string."""
+    """Returns whether tokens end a place at which the text contains a sub-string."""
     first, last = offsets[0, 0], offsets[-1, 1]
     for end in range(last, offsets[-1, 0] - 1, -1):
         start = end - len(part)

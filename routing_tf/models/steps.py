@@ -1,4 +1,4 @@
-"""The way all models go on from a prefix, token by token.
+"""The decoding loop shared by all models.
 
 A row of tokens starts after an id 0; those of an image are its sub-pixels. All given
 tokens except the last are read at once, where that is exact. Then each step feeds one
@@ -29,12 +29,11 @@ class Steps:
     """How a model reads a prefix and steps on; subclasses do so for texts and images.
 
     `begin` makes the state of no tokens: what steps carry along, such as a cache, with
-    the batch on axis 0. `read` adds the first tokens of rows to it; it returns hidden
-    states too, or None, of which those of later places mean nothing. `step` feeds the
+    the batch on axis 0. `read` adds the first tokens of rows to it; it also returns
+    hidden states, or None, of which those of later places are invalid. `step` feeds the
     tokens at the next place, and `recompute` whole rows up to a place; both return
-    logits of the next tokens
-    `<float>[batch, vocabulary_size]`, hidden states `<float>[batch, hidden_dim]` or
-    None, and the state.
+    logits of the next tokens `<float>[batch, vocabulary_size]`, hidden states
+    `<float>[batch, hidden_dim]` or None, and the state.
 
     Attributes:
         are_exact: whether a step computes one token; otherwise it computes the whole
@@ -61,10 +60,7 @@ class TextSteps(Steps):
     """The steps of a language model, with or without an encoder."""
 
     def begin(self, batch_size, length, memory=()):
-        """Returns the state before the first token, for rows of `length` tokens.
-
-        `memory` is the output of an encoder and its padding mask, or empty.
-        """
+        """Returns the state of no tokens; `memory` is an encoder's output and mask."""
         if not self.are_exact:
             return tuple(memory)
         return self.model.make_cache(batch_size, length, *memory)

@@ -1,4 +1,4 @@
-"""What language models with and without an encoder have in common."""
+"""The common part of language models with and without an encoder."""
 
 import contextlib
 
@@ -214,17 +214,12 @@ class TextLanguageModel(ChecksSegmentIds, Exportable):
 
         Args:
             preset: name of a preset or a preset directory.
-            load_weights: whether keras_hub loads the weights of its preset. Defaults
-                to True.
-            **kwargs: changes of hyperparameters, `preprocessor`, `compile` (whether
-                to compile with defaults), and arguments of the backbone. Without
-                `preprocessor`, presets of bytes have one of a `ByteTokenizer`, unless
-                `vocabulary_size` is changed; None for a model of ids.
-
-        Raises:
-            ValueError: if a hyperparameter is unknown (the message lists the valid
-                names) or invalid, or a change concerns a saved model, or
-                `routing_tf.files.safe_loading.check_preset` refuses a directory.
+            load_weights: whether keras_hub loads the weights of its preset. Defaults to
+                True.
+            **kwargs: changes of hyperparameters, `preprocessor`, `compile` (whether to
+                compile with defaults), and arguments of the backbone. By default,
+                presets of bytes have the preprocessor of a `ByteTokenizer`, unless
+                `vocabulary_size` is changed; `preprocessor=None` for a model of ids.
         """
         if preset not in cls.presets:
             with preset_from_elsewhere(cls, preset, kwargs):
@@ -245,30 +240,18 @@ class TextLanguageModel(ChecksSegmentIds, Exportable):
     ):
         """Builds a model with the weights of a checkpoint of the original release.
 
-        Names and shapes in the checkpoint determine everything that they show: sizes,
-        the kind of feed-forward part, which layers route, numbers of heads. The rest,
-        such as blocks and windows, comes from `hparams` or the preset; a warning says
-        where they disagree with the checkpoint. Flaws that the weights rely on are
-        kept, see `compatibility="trained"`; optimizer slots and the step are ignored.
+        The checkpoint decides what its names and shapes show, and a warning says where
+        `hparams` or the preset disagree; see [The release](docs/release.md).
 
         Args:
-            prefix: path of the TF1 checkpoint without `.index`, such as
-                `DIR/model.ckpt-3530000`.
+            prefix: path of the TF1 checkpoint without `.index`.
             preset: name of the set of the release that was trained, such as
                 `"pg19_rt_base"`; None (the default) if `hparams` has all settings.
             hparams: dict of the release's hyperparameters or the path of its
                 `hparams.json`, which override the preset; None (the default) for those
                 of the preset.
-            vocabulary: path of the release's subword vocabulary, for a model that takes
-                and generates text; None (the default) for a model of ids.
-
-        Returns:
-            The model.
-
-        Raises:
-            ValueError: if there is no such checkpoint, it contains another kind of
-                model, settings are missing, or variables are missing, unused or of
-                another shape, all of which the message names.
+            vocabulary: path of the release's subword vocabulary; None (the default) for
+                a model of ids.
         """
         load = bridge.release().load_checkpoint
         return load(cls, prefix, preset, hparams, vocabulary)
@@ -276,12 +259,8 @@ class TextLanguageModel(ChecksSegmentIds, Exportable):
     def compile(self, optimizer="auto", loss="auto", **kwargs):
         """Compiles the model as keras_hub does, with a loss that leaves out padding.
 
-        Args:
-            optimizer: as in keras_hub.
-            loss: `"auto"` (the default) for the mean cross-entropy of the tokens of a
-                batch, by their weights: keras_hub divides it by the number of all
-                positions, padding included. Otherwise as in keras_hub.
-            **kwargs: as in keras_hub, such as `sampler`.
+        `loss="auto"`, the default, is the mean cross-entropy of the tokens of a batch,
+        by their weights; keras_hub divides by the number of all positions.
         """
         if isinstance(loss, str) and loss == "auto":
             loss = keras.losses.SparseCategoricalCrossentropy(
@@ -301,18 +280,13 @@ class TextLanguageModel(ChecksSegmentIds, Exportable):
         Args:
             batch_size: number of sequences.
             max_length: number of tokens a sequence may have, including the leading id
-                0. Models whose heads all remember a bounded number of tokens, such as
-                local, routed and hashed heads, can go beyond it.
-            memory: output of the encoder, see `RoutingTransformerEncoderDecoder`; None
-                (the default) without one.
+                0. Models whose heads all remember a bounded number of tokens can go
+                beyond it.
+            memory: output of the encoder; None (the default) without one.
             memory_mask: its padding mask; None (the default) for no padding.
 
         Returns:
             A structure of tensors of fixed sizes with the batch on axis 0.
-
-        Raises:
-            ValueError: if settings of the release let later tokens decide who is a
-                member of a cluster.
         """
         return self.backbone.make_cache(batch_size, max_length, memory, memory_mask)
 
@@ -321,29 +295,21 @@ class TextLanguageModel(ChecksSegmentIds, Exportable):
     ):
         """Computes the logits after tokens that follow those in a cache.
 
-        Expert choice has the routing scope `"prefix"`.
-
         Args:
-            token_ids: `<int>[batch, length]`.
+            token_ids: `<int>[batch, length]`; each token is fed once.
             cache: as returned by `make_cache` or this method.
             cache_index: position of the first token, which is the number of tokens that
-                the cache was fed: an integer or a scalar tensor. Any number of tokens
-                follow, and each is fed once. The integer 0 starts the cache anew.
-            padding_mask: `<bool>[batch, length]`, True for real tokens, others are not
-                remembered; None (the default) for no padding.
+                the cache was fed: an integer or a scalar tensor. The integer 0 starts
+                the cache anew.
+            padding_mask: `<bool>[batch, length]`, True for real tokens; others are not
+                remembered. None (the default) for no padding.
             segment_ids: `<int32>[batch, length]`, ids of packed documents: the cache
-                restarts with each; None (the default) for one document in each row.
+                restarts with each. None (the default) for one document in each row.
 
         Returns:
             Logits of the next tokens `<float>[batch, length, vocabulary_size]`, hidden
             states `<float>[batch, length, hidden_dim]`, and the cache with these
             tokens.
-
-        Raises:
-            ValueError: if the cache is for another number of sequences, or
-                `cache_index` is no integer or, where it is not traced, negative,
-                without room for the tokens, or not the number of tokens that the cache
-                was fed.
         """
         hidden, cache = self.backbone.decode_with_cache(
             token_ids, cache, cache_index, padding_mask, segment_ids

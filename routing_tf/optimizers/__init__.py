@@ -20,13 +20,10 @@ def register(name, make):
     """Registers a function as `Hyperparameters.optimizer`.
 
     Args:
-        name: string.
+        name: string, not that of an optimizer of this package.
         make: function of `Hyperparameters`, a schedule and the largest global norm of
-            the gradients, or None, that returns a Keras optimizer. The hyperparameter
-            `weight_decay` becomes part of the loss unless the optimizer has one itself.
-
-    Raises:
-        ValueError: if an optimizer of this package has the name.
+            the gradients, or None, that returns a Keras optimizer. Without a
+            `weight_decay` of its own, that of the hyperparameters is part of the loss.
     """
     if name in OPTIMIZERS and OPTIMIZERS[name].__module__.startswith(__name__):
         raise ValueError(

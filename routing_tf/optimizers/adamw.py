@@ -12,9 +12,9 @@ NOT_DECAYED = ("bias", "gamma", "beta", "_scale", "sigma", "alpha_scores")
 class AdamW(keras.optimizers.AdamW):
     """Adam with decoupled weight decay, except of biases and normalization.
 
-    Each step also subtracts the share `learning_rate * weight_decay` of every weight
-    whose name contains none of `bias`, `gamma`, `beta`, `_scale` (of `qk_norm`),
-    `sigma` (of random Fourier features) and `alpha_scores` (of learned entmax).
+    Weights whose names contain `bias`, `gamma`, `beta`, `_scale` (of `qk_norm`),
+    `sigma` (of random Fourier features) or `alpha_scores` (of learned entmax) do not
+    decay.
 
     Args:
         *args: arguments of `keras.optimizers.AdamW`.

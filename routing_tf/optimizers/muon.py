@@ -14,12 +14,11 @@ _NOT_MATRICES = (r"^(?!.*kernel$)", r"logits")
 class Muon(keras.optimizers.Muon):
     """Orthogonalised momentum for matrices between layers, Adam for everything else.
 
-    Muon moves a matrix at the same pace along all of its directions, whatever their
-    gradients. It is meant for matrices through which activations pass, so it moves the
-    weights of two axes that are named kernels, except that of the logits; Adam moves
-    embeddings, tables, biases, normalization, convolutions, and kernels of three axes,
-    such as those of experts. A step of Muon is as long as a usual
-    step of Adam (`rms_rate`), so both have one learning rate.
+    Muon moves a matrix at the same pace along all of its directions. It takes the
+    kernels of two axes, except that of the logits; Adam takes embeddings, tables,
+    biases, normalization, convolutions, and kernels of three axes, such as those of
+    experts. A step of Muon is as long as a usual step of Adam (`rms_rate`), so both
+    have one learning rate.
 
     Args:
         learning_rate: number, or a schedule. Defaults to 0.001.
@@ -28,9 +27,6 @@ class Muon(keras.optimizers.Muon):
         exclude_layers: list of regular expressions of paths of further weights for
             Adam. None (the default) for none.
         **kwargs: further arguments of `keras.optimizers.Muon`.
-
-    Raises:
-        ValueError: if `adam_weight_decay` is given and is not `weight_decay`.
 
     Example:
 
@@ -42,8 +38,7 @@ class Muon(keras.optimizers.Muon):
 
     Reference: Jordan et al., "Muon: An optimizer for hidden layers in neural networks"
     (https://kellerjordan.github.io/posts/muon/); the length of a step is that of Liu et
-    al., "Muon is Scalable for LLM Training", equation 4
-    (https://arxiv.org/abs/2502.16982).
+    al., equation 4 (https://arxiv.org/abs/2502.16982).
     """
 
     def __init__(

@@ -57,19 +57,13 @@ class FactorSchedule(keras.optimizers.schedules.LearningRateSchedule):
     step. `cosine_decay` is an addition to tensor2tensor's rule of the same idea.
 
     Args:
-        factors: string, names from the table joined by `*`. Defaults to
+        factors: names from the table joined by `*`. Defaults to
             `"constant*rsqrt_normalized_decay"`.
-        constant: float, value of the factor `constant`. Defaults to `0.01`.
-        warmup_steps: positive int, length of the warm-up in steps. Defaults to
-            `10000`.
-        hidden_dim: positive int, width of the model; only `rsqrt_hidden_size` needs it.
+        constant: value of the factor `constant`. Defaults to `0.01`.
+        warmup_steps: length of the warm-up in steps. Defaults to `10000`.
+        hidden_dim: width of the model, for `rsqrt_hidden_size`. Defaults to `None`.
+        decay_steps: the step, after `warmup_steps`, at which `cosine_decay` reaches 0.
             Defaults to `None`.
-        decay_steps: int above `warmup_steps`, the step at which `cosine_decay` reaches
-            0; only `cosine_decay` needs it. Defaults to `None`.
-
-    Raises:
-        ValueError: if a factor is unknown, or an argument that a factor needs is
-            missing or out of range.
 
     Example:
     ```python
@@ -79,8 +73,7 @@ class FactorSchedule(keras.optimizers.schedules.LearningRateSchedule):
     print(float(schedule(5000)), float(schedule(40000)))  # 0.005 0.005
     ```
 
-    Reference:
-        tensor2tensor's `learning_rate.learning_rate_factor`.
+    Reference: tensor2tensor's `learning_rate.learning_rate_factor`.
     """
 
     def __init__(
@@ -131,30 +124,23 @@ class NoamSchedule(keras.optimizers.schedules.LearningRateSchedule):
 
     The rate of step `t`, counted from 1, is `5000 * learning_rate *
     optimizer_factor * hidden_dim ** -0.5 * min(t * warmup_steps ** -1.5, t ** -0.5)`.
-    It is tensor2tensor's "legacy" schedule with the decay scheme "noam", with which
-    the release trains its translation models.
+    The release trains its translation models with it.
 
     Args:
-        learning_rate: float, multiplier of the whole schedule; not the highest rate.
-        warmup_steps: positive int, the step at which the rate is highest.
-        hidden_dim: positive int, width of the model.
-        optimizer_factor: float, tensor2tensor's factor for the optimizer: `0.002`
-            for Adam, `1.0` for Adafactor. Defaults to `1.0`.
-
-    Raises:
-        ValueError: if `warmup_steps` or `hidden_dim` is not a positive integer.
+        learning_rate: multiplier of the whole schedule; not the highest rate.
+        warmup_steps: the step at which the rate is highest.
+        hidden_dim: width of the model.
+        optimizer_factor: tensor2tensor's factor for the optimizer: `0.002` for Adam,
+            `1.0` for Adafactor. Defaults to `1.0`.
 
     Example:
     ```python
-    import keras
     from routing_tf.optimizers import NoamSchedule
 
     schedule = NoamSchedule(0.1, 4000, hidden_dim=1024, optimizer_factor=0.002)
-    optimizer = keras.optimizers.Adam(schedule, beta_1=0.9, beta_2=0.98, epsilon=1e-9)
     ```
 
-    Reference:
-        tensor2tensor's `learning_rate.legacy_learning_rate_schedule`.
+    Reference: tensor2tensor's `learning_rate.legacy_learning_rate_schedule`.
     """
 
     def __init__(self, learning_rate, warmup_steps, hidden_dim, optimizer_factor=1.0):

@@ -24,7 +24,7 @@ FORMAT = 2
 
 
 def is_complete(folder):
-    """Tells whether a folder is a complete store."""
+    """Returns whether a folder is a complete store."""
     return pathlib.Path(folder, "info.json").is_file()
 
 

@@ -253,16 +253,9 @@ class ImageProblem(PreparedProblem):
         )
 
     def histogram_bits(self, split):
-        """The score of the histogram of each position of the training images.
+        """Returns the bits per dimension of the histogram of each position in training.
 
-        Each intensity counts once more than it occurs, so that none is impossible. For
-        splits of more than 50 million values, evenly spaced images stand for all.
-
-        Args:
-            split: string, the split to score.
-
-        Returns:
-            Bits per dimension.
+        Each intensity counts once more than it occurs.
         """
         train, scored = self._histogram(self.train_split), self._histogram(split)
         probabilities = (train + 1) / (train + 1).sum(axis=-1, keepdims=True)

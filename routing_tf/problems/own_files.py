@@ -45,9 +45,6 @@ def separate(named, options, identity_of=identity):
 
     Returns:
         The same dictionary, without entries of "train" that are in another split.
-
-    Raises:
-        ValueError: if an entry is named for both validation and test.
     """
     known = {split: set(map(identity_of, entries)) for split, entries in named.items()}
     both = known["validation"] & known["test"]

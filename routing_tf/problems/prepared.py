@@ -98,11 +98,7 @@ class PreparedProblem(Problem):
         return self.data_path / "routing_tf" / self.storage / self.variant / split
 
     def make_source(self, raw_dir):
-        """Returns the `Source` of the examples.
-
-        Args:
-            raw_dir: string, the folder with the raw files, or `None`.
-        """
+        """Returns the `Source` of the examples, in `raw_dir` or downloaded."""
         if self.builder is None:
             return Source(self._examples_of)
         names = self.builder_names()
@@ -148,17 +144,7 @@ class PreparedProblem(Problem):
         raise NotImplementedError
 
     def parts(self, split, state):
-        """Yields `(arrays, state)` for each example; resumes after a `state`.
-
-        `array_store.write` reads them.
-
-        Args:
-            split: string, the split.
-            state: the last state that was yielded; `None` at first.
-
-        Yields:
-            Pairs of a dictionary from name to array and a state.
-        """
+        """Yields `(arrays, state)` for each example; resumes after a `state`."""
         raise NotImplementedError
 
     def tokens_of(self, split, arrays):
@@ -177,7 +163,7 @@ class PreparedProblem(Problem):
         }
 
     def is_made(self, split):
-        """Tells whether there are arrays of a split, made from the current examples.
+        """Returns whether there are arrays of a split, made from the current examples.
 
         Arrays made from raw files are not compared, because these may be gone.
         """
@@ -190,20 +176,10 @@ class PreparedProblem(Problem):
         )
 
     def generate(self, raw_dir=None):
-        """Prepares the data of all splits with a source.
+        """Prepares the data of all splits with a source, and yields lines for a log.
 
-        Stopped work continues, and complete data is kept. If another process prepares
-        data in the same folder, this waits for it.
-
-        Args:
-            raw_dir: string, folder with the raw files. Defaults to `None`: they are
-                downloaded, if there is a way.
-
-        Yields:
-            Lines for a log.
-
-        Raises:
-            ValueError: if the source is missing, damaged or wrong.
+        Raw files are downloaded without `raw_dir`. Stopped work continues; this waits
+        for other processes with the same folder.
         """
         folder = array_store.alone(self.data_path) if self.storage_dir else None
         with folder or contextlib.nullcontext():

@@ -121,29 +121,14 @@ class Problem:
 
     @classmethod
     def options_for(cls, hyperparameters):
-        """Returns the arguments that follow from a model's hyperparameters.
-
-        Args:
-            hyperparameters: `Hyperparameters`.
-
-        Returns:
-            A dictionary: windows are as long as the model's sequences.
-        """
+        """Returns a dict of the arguments that follow from hyperparameters."""
         h, lengths = hyperparameters, cls.lengths.items()
         return {name: limit_of(h, largest)[0] for name, largest in lengths}
 
     def load_split(self, split):
-        """Reads the data of one split; subclasses implement this or `load`.
+        """Returns the data of one split; subclasses implement this or `load`.
 
-        Args:
-            split: string, "train", "validation" or "test".
-
-        Returns:
-            `Tokens`, or a NumPy array of ids, `[num_tokens]`, of any integer
-            type. Other kinds of problems describe their own data.
-
-        Raises:
-            ValueError: if the data of this split is missing.
+        For texts, it is `Tokens` or a NumPy array `<int>[num_tokens]`.
         """
         if self._loaded is None:
             self._loaded = self.load()
@@ -180,15 +165,9 @@ class Problem:
         return Tokens(ids)
 
     def prepare(self, *splits):
-        """Loads splits, each once; further calls do nothing.
+        """Loads splits, each once, by default those to train on and to evaluate.
 
-        Args:
-            *splits: strings, the splits to load. Defaults to `train_split` and
-                `eval_split`.
-
-        Raises:
-            ValueError: if the data is missing, or the split to train on is shorter
-                than a window.
+        Raises a `ValueError` if data is missing or shorter than a training window.
         """
         for split in self._of_use(splits):
             self.tokens(split)
@@ -231,11 +210,7 @@ class Problem:
         return [value for value in fields if isinstance(value, np.ndarray)]
 
     def checksum(self, split):
-        """Returns an integer that changes if the data of a split changes.
-
-        Args:
-            split: string, "train", "validation" or "test".
-        """
+        """Returns an integer that changes if the data of a split changes."""
         return checksum(self.arrays(split))
 
     def windows(self, split):
@@ -251,52 +226,21 @@ class Problem:
     def num_windows(self, split, training=None):
         """Returns the number of windows in a split, or in a training epoch.
 
-        The last window in evaluation may be shorter than the others; in training the
-        ids that do not fill a window are left out for this epoch.
-
-        Args:
-            split: string, "train", "validation" or "test".
-            training: boolean, whether to count training windows. Defaults to `None`:
-                True for `train_split`.
+        `training` decides which, by default True for `train_split`.
         """
         training = split == self.train_split if training is None else training
         return self.windows(split).number(training)
 
     def metric(self, nats_per_token, split):
-        """Returns the problem's metric, which `metric_name` names.
-
-        Args:
-            nats_per_token: float, mean negative log probability of a token.
-            split: string, the split that was scored.
-
-        Returns:
-            A float: bits per token, unless the subclass overrides this.
-        """
+        """Returns the metric that `metric_name` names, by default bits per token."""
         return nats_per_token / math.log(2)
 
     def fit_hyperparameters(self, hyperparameters):
-        """Returns hyperparameters with all settings that follow from the data.
-
-        The vocabulary, which may have to be prepared first, follows later.
-
-        Args:
-            hyperparameters: `Hyperparameters`.
-
-        Returns:
-            `Hyperparameters`; the same ones if nothing follows.
-        """
+        """Returns hyperparameters with the settings that follow from the data."""
         return hyperparameters
 
     def check_hyperparameters(self, hyperparameters):
-        """Raises a `ValueError` if a model of these hyperparameters does not fit.
-
-        Args:
-            hyperparameters: `Hyperparameters`.
-
-        Raises:
-            ValueError: if the model is not for texts, or its sequences are shorter than
-                a window.
-        """
+        """Raises a `ValueError` if a model of these hyperparameters does not fit."""
         if hyperparameters.kind != "text":
             raise ValueError(
                 f"The problem {self.name!r} needs a model of texts without an encoder. "
@@ -305,12 +249,7 @@ class Problem:
         check_lengths(self, hyperparameters)
 
     def describe(self, *splits):
-        """Returns a line for a log that describes the data and its size.
-
-        Args:
-            *splits: strings, the splits to describe. Defaults to `train_split` and
-                `eval_split`.
-        """
+        """Returns a line for a log that describes the data and its size."""
         sizes = (f"{each} {self.describe_split(each)}" for each in self._of_use(splits))
         return f"{self.name}: {', '.join(sizes)}; windows of {self.sequence_length:,}"
 
@@ -323,11 +262,7 @@ class Problem:
         return dict.fromkeys(splits or (self.train_split, self.eval_split))
 
     def baseline(self, split):
-        """Returns a line for a log with the score that a model should beat; or None.
-
-        Args:
-            split: string, the split to score.
-        """
+        """Returns a line for a log with the score that a model should beat; or None."""
         return None
 
     def evaluation_windows(self, split):
@@ -346,7 +281,7 @@ class Problem:
         num_workers=1,
         worker=0,
     ):
-        """Batches of a split, all of the same static shape.
+        """Returns batches of a split, all of the same static shape.
 
         Training batches are endless, in an order that depends only on `seed` and the
         step. Evaluation goes through the split once, in order; rows that pad the last
@@ -355,32 +290,25 @@ class Problem:
         Args:
             split: string, "train", "validation" or "test".
             batch_size: integer, number of windows per batch of each worker.
-            seed: non-negative integer, decides order and offsets in training;
-                evaluation does not depend on it. Defaults to 0.
-            start_step: integer, the batch to start with, as if the batches before it
-                had been skipped. Defaults to 0.
-            repeat: boolean, whether to repeat endlessly. Defaults to `None`: True in
-                training, False otherwise. One epoch of training drops the windows that
-                do not fill a batch.
+            seed: non-negative integer, of order and offsets in training. Defaults to 0.
+            start_step: integer, the batch to start with. Defaults to 0.
+            repeat: boolean, whether to repeat endlessly. Defaults to `None`: only
+                training repeats. One epoch drops the windows that do not fill a batch.
             num_examples: integer, number of windows in evaluation, evenly spaced over
-                the split, or all if there are fewer. Defaults to `None`, all.
+                the split. Defaults to `None`, all.
             training: boolean, whether to serve training windows. Defaults to `None`:
-                True for `train_split`, False for others.
+                only for `train_split`.
             num_workers: integer, number of workers that share the work. Joined, their
-                batches of one step are the batch of a single worker with the sum of
-                their `batch_size`. Defaults to 1.
-            worker: integer, number of this worker, counted from 0. Only its own windows
-                are read.
+                batches of a step are the batch of one worker with the sum of their
+                `batch_size`. Defaults to 1.
+            worker: integer, number of this worker, counted from 0.
 
         Returns:
             A `tf.data.Dataset` of `(inputs, targets, weights)`. `inputs` has
             "token_ids", `<int32>[batch, length]`, the targets shifted right by one with
-            a leading 0, and "padding_mask", `<bool>[batch, length]`, True where there
-            is a target. `targets` is `<int32>[batch, length]`; `weights` is
-            `<float32>[batch, length]`, 1 where there is a target.
-
-        Raises:
-            ValueError: if an argument is out of range or the data is missing.
+            a leading 0, and "padding_mask", `<bool>[batch, length]`. `targets` is
+            `<int32>[batch, length]`; `weights` is `<float32>[batch, length]`, 1 where
+            there is a target.
 
         Example:
         ```python
@@ -434,16 +362,5 @@ class Problem:
         )
 
     def read(self, split, starts, lengths):
-        """Reads the windows of one batch; see `read_windows`.
-
-        `dataset` traces it without AutoGraph.
-
-        Args:
-            split: string, "train", "validation" or "test".
-            starts: tensor `<int64>[batch]`, the first id of each window.
-            lengths: tensor `<int64>[batch]`, number of ids of each window.
-
-        Returns:
-            `(inputs, targets, weights)` as described in `dataset`.
-        """
+        """Reads a batch by `read_windows`; it is traced without AutoGraph."""
         return read_windows(self.ids(split), starts, lengths, self.sequence_length)

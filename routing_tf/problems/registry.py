@@ -10,36 +10,21 @@ _PROBLEMS = {}
 def register(name):
     """Registers a `Problem` class under a name; for use as a decorator.
 
-    Code outside of this package registers its own problems in the same way; the
-    first line of the class's docstring is what users see in lists of problems.
+    The first line of the class's docstring describes it in lists of problems.
 
     Args:
-        name: string, the name for `problems.get`. It becomes the attribute `name` of
-            the class.
-
-    Returns:
-        A decorator that returns the class itself.
-
-    Raises:
-        ValueError: if another class has this name already.
+        name: string, the name for `problems.get`, and the attribute `name` of the
+            class.
 
     Example:
     ```python
-    import numpy as np
     from routing_tf import problems
 
-    @problems.register("count_to_ten")
-    class CountToTen(problems.Problem):
-        \"\"\"The numbers 1 to 10, over and over.\"\"\"
 
-        vocabulary_size = 11
-
-        def load(self):
-            ids = np.tile(np.arange(1, 11, dtype="uint16"), 100)
-            return {"train": ids, "validation": ids, "test": ids}
-
-    problem = problems.get("count_to_ten", sequence_length=20)
-    inputs, targets, weights = next(iter(problem.dataset("test", batch_size=2)))
+    @problems.register("alphabet")
+    class Alphabet(problems.TextProblem):
+        def load_split(self, split):
+            return ["abcdefghijklmnopqrstuvwxyz"] * 10
     ```
     """
 
@@ -65,23 +50,14 @@ def names():
 
 
 def get(name, data_dir=None, **options):
-    """Makes the problem of this name.
-
-    The data is not read yet: `prepare()` or its first use does that.
+    """Returns the problem of this name, whose data is not read yet.
 
     Args:
         name: string, one of `problems.names()`.
-        data_dir: string, the folder with the problem's data, for problems that
-            need one.
-        **options: the problem's own options, such as `sequence_length`. Values
-            may be strings, as a command line has them.
-
-    Returns:
-        A `Problem`.
-
-    Raises:
-        ValueError: if there is no such problem or no such option; the message
-            lists the valid ones.
+        data_dir: string, the folder with the problem's data, for problems that need
+            one.
+        **options: the problem's own options, such as `sequence_length`; strings, as
+            from a command line, are read.
 
     Example:
     ```python
@@ -99,15 +75,7 @@ def get(name, data_dir=None, **options):
 
 
 def get_class(name):
-    """Returns the `Problem` class registered under a name.
-
-    Args:
-        name: string, one of `problems.names()`.
-
-    Raises:
-        ValueError: if there is no such problem; the message lists all problems, similar
-            names first.
-    """
+    """Returns the `Problem` class registered under a name."""
     if name not in _PROBLEMS:
         listing = "\n".join(f"  {known}: {summary(known)}" for known in names())
         raise ValueError(
@@ -118,14 +86,7 @@ def get_class(name):
 
 
 def default_hparams_set(name):
-    """Returns the name of the hyperparameters that fit a problem.
-
-    Args:
-        name: string, one of `problems.names()`.
-
-    Raises:
-        ValueError: if there is no such problem.
-    """
+    """Returns the name of the hyperparameters that fit a problem."""
     return get_class(name).default_hparams_set
 
 

@@ -116,7 +116,7 @@ class Seq2SeqProblem(PreparedProblem):
     "encoder_padding_mask" `[batch, input_length]`, "decoder_token_ids", the targets
     shifted right by one with a leading 0, and "decoder_padding_mask"
     `[batch, sequence_length]`. With `segment_ids`, a window has as many pairs, one
-    after the other, as fit into both lengths; each target is shifted behind a 0 of its
+    after the other, as fit into both lengths; each target is shifted after a 0 of its
     own, and `inputs` also has "encoder_segment_ids" and "decoder_segment_ids".
 
     Args:
@@ -253,14 +253,9 @@ class Seq2SeqProblem(PreparedProblem):
         return {"inputs": ids, "input_ends": ends, "targets": ids, "target_ends": ends}
 
     def encoded(self, pairs):
-        """Turns texts into ids.
+        """Yields 1, the number of pairs in it, and the ids of each pair of strings.
 
-        Args:
-            pairs: iterator over pairs of a source and a target, strings.
-
-        Yields:
-            The number of pairs that were joined into one, and the ids of its source and
-            its target, NumPy arrays without end ids.
+        Ids are NumPy arrays without end ids.
         """
         while batch := list(itertools.islice(pairs, PAIRS_AT_ONCE)):
             for source, target in zip(*map(self.tokenizer.encode_batch, zip(*batch))):

@@ -33,7 +33,7 @@ class Source:
         """Prepares the examples, so that they can be read."""
 
     def is_prepared(self):
-        """Tells whether examples can be read."""
+        """Returns whether examples can be read."""
         return True
 
     def splits(self):

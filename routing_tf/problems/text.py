@@ -130,13 +130,7 @@ class TextProblem(PreparedProblem):
     def pieces(self, split, state):
         """Yields pieces of texts, whose joined ids are those of the texts.
 
-        Args:
-            split: string, "train", "validation" or "test".
-            state: the state yielded with the previous piece; `None` at first.
-
-        Yields:
-            A text or a piece of one; whether the end id follows; and the state from
-            which to continue after it, as JSON takes it.
+        With each, whether an end id follows, and a `state` for JSON to continue from.
         """
         start = state or 0
         for number, example in enumerate(self.examples(split, start), start + 1):

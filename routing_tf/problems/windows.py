@@ -179,12 +179,7 @@ def read_windows(ids, starts, lengths, sequence_length):
 def segment_ids_of(targets, mask, end_id):
     """Returns the segment of each input: texts count from 1, and 0 is padding.
 
-    The input before the start of a text, the end of the previous one, belongs to it.
-
-    Args:
-        targets: `<int32>[batch, length]`, in which `end_id` ends each text.
-        mask: `<bool>[batch, length]`, True for real targets.
-        end_id: the id at the end of a text.
+    The input before a text, the `end_id` of the previous one, belongs to it.
     """
     ends = tf.cast(targets == end_id, tf.int32)
     number = 1 + tf.cumsum(ends, axis=1, exclusive=True)
@@ -192,7 +187,7 @@ def segment_ids_of(targets, mask, end_id):
 
 
 def shifted(targets):
-    """Returns a batch of targets, with inputs shifted right behind a leading 0."""
+    """Returns a batch of targets, with inputs shifted right after a leading 0."""
     return tf.pad(targets[:, :-1], [[0, 0], [1, 0]])
 
 

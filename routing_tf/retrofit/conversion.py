@@ -39,21 +39,17 @@ def sparsify(
     """Turns the full attention of a trained model into sparse attention.
 
     The projections stay, and so do their names and paths. By default, each layer gets
-    `MultipoleHeads`: queries see the first and the nearest tokens and the members of
-    the best clusters exactly, and all others by the means of their clusters. Clusters
-    are those of the keys that the model makes of `calibration`.
+    `MultipoleHeads`, with clusters of the keys that the model makes of `calibration`;
+    see [Models that you have](docs/existing_models.md).
 
     Args:
-        model: a `CausalLM` or a backbone of keras_hub, of the families GPT-2, GPT-NeoX,
-            Gemma 1 to 3, GPT-OSS, Llama, Mistral, Mixtral, OPT, Phi-3, and Qwen 2
-            and 3; or a model with keras_hub's `TransformerDecoder` or
-            `TransformerEncoder`, or with `keras.layers.MultiHeadAttention` or
-            `GroupQueryAttention`, causal or not. Layers to another sequence stay, and
-            so do those with a window where other layers have none.
+        model: a `CausalLM` or a backbone of keras_hub of a known family; or a model
+            with keras_hub's `TransformerDecoder` or `TransformerEncoder`, or with
+            Keras' `MultiHeadAttention` or `GroupQueryAttention`.
         calibration: text or list of texts; token ids `<int>[n, length]`, or the input
             of a model without them; or an iterable of inputs, such as a
-            `tf.data.Dataset`. Some thousand tokens are enough. None (the default) for
-            heads without centroids, with `keep_full` given.
+            `tf.data.Dataset`. None (the default) for heads without centroids, with
+            `keep_full` given.
         num_recent: number of nearest tokens that a query sees at least. Defaults to
             256.
         num_sinks: number of first tokens that all queries see. Defaults to 4.
@@ -70,20 +66,13 @@ def sparsify(
         frozen: whether centroids stay in training where calibration has put them.
             Defaults to True.
         centroids: `"calibrated"` (the default), or `"sequence"`: each sequence gets
-            centroids of its own, by k-means over its keys; in `generate`, over those
-            of its prompt. The latter is for inference only.
+            centroids of its own, or in `generate` each prompt. Only for inference.
         **kwargs: other arguments of `MultipoleHeads`. Their `members_per_cluster` is by
             default half of `attention_window`, or all of it where one cluster is read.
 
     Returns:
         A `Report`. Its `model` is `model` itself, changed in place, or a new model with
         the same weights for functional and Sequential models with Keras' layers.
-
-    Raises:
-        ValueError: if an argument is out of range; or `model` has no attention that is
-            known, is of a family that is refused, or was changed before; or
-            `calibration` has fewer tokens than there are clusters, or is missing; or a
-            mask is neither causal nor padding. The model is left as it was.
 
     Example:
 
@@ -103,8 +92,6 @@ def sparsify(
     ids = np.arange(40)[None]
     heads = layers.SlidingHeads(4, radius=7)
     report = retrofit.sparsify(backbone, ids, heads=heads)
-    assert 0 < report.layers[0].exact_mass <= 1
-    retrofit.restore(report.model)
     ```
     """
     check_flag("frozen", frozen)

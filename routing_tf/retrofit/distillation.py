@@ -1,4 +1,4 @@
-"""A fit of each changed layer to what the full model computes."""
+"""Fits the output of each changed layer to that of the full model."""
 
 import itertools
 
@@ -70,7 +70,7 @@ def distill(model, data, steps, optimizer=None):
 
 
 class _Distiller(keras.Model):
-    """A model whose loss is what changed layers of another one miss.
+    """A model whose loss is the error of the changed layers of another one.
 
     Args:
         model: the model that is trained.

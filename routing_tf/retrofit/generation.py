@@ -23,7 +23,7 @@ class View:
 
 
 class Placeholder:
-    """What stands for the caches of all layers where keras_hub cuts and stacks them."""
+    """A placeholder for the caches of layers, which keras_hub cuts and stacks."""
 
     def __getitem__(self, index):
         return ops.zeros((1, 1))
@@ -79,7 +79,7 @@ class Decoder:
         return logits, hidden_states, caches
 
     def _called(self, place, block, caches, index, mask):
-        """Returns what stands for a block in keras_hub's loop over all of them."""
+        """Returns a substitute for a block in keras_hub's loop over all blocks."""
         has_slot = isinstance(block, Swapped)
 
         def with_own_cache(x, **options):

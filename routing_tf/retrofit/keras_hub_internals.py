@@ -53,7 +53,7 @@ _PLACES = ("_self_attention_layer", "self_attention_layer", "attention")
 
 
 class Adapter:
-    """What is to know of an attention layer, in the words of head groups.
+    """An attention layer, described in the terms of head groups.
 
     Args:
         layer: the attention layer, built.
@@ -109,13 +109,7 @@ class Adapter:
         return self.query(x), self.key(x), self.value(x)
 
     def combined(self, outputs, x, training=None):
-        """Projects the outputs of all heads back.
-
-        Args:
-            outputs: `<float>[B, H, L, D]`.
-            x: `<float>[B, L, dim]`, what the layer was called with.
-            training: as in a call.
-        """
+        """Projects the outputs of all heads, `<float>[B, H, L, D]`, back."""
         return self._combined(ops.transpose(outputs, (0, 2, 1, 3)), x, training)
 
     def _combined(self, outputs, x, training):
@@ -126,7 +120,7 @@ class Adapter:
         return output
 
     def empty_cache(self, batch_size, length):
-        """Returns an empty cache of keras_hub for this layer alone."""
+        """Returns an empty cache of keras_hub for this layer."""
         shape = (batch_size, 2, length, self.num_key_heads, self.key_dim)
         return ops.zeros(shape, self.layer.compute_dtype)
 

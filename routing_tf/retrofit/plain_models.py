@@ -13,7 +13,7 @@ def can_be_cloned(model):
 
 
 def cloned(model, slots):
-    """Returns a new model, in which other attention stands in the place of slots.
+    """Returns a new model, in which other attention replaces that of slots.
 
     Args:
         model: a functional or Sequential model.

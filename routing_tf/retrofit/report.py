@@ -1,4 +1,4 @@
-"""What is lost, layer by layer, when other heads stand in the place of full ones."""
+"""The error of each layer when other heads replace full attention."""
 
 import dataclasses
 from typing import Any
@@ -49,7 +49,7 @@ class LayerReport:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `sparsify` returns; `print` shows a table.
+    """The result of `sparsify`; `print` shows a table.
 
     Args:
         model: the changed model.

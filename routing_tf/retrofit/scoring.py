@@ -35,12 +35,7 @@ def windows_of(tokenizer, texts, length):
 
 
 def nats(lm, row):
-    """Returns the nats per token of one window, after its first quarter.
-
-    Args:
-        lm: a `CausalLM`.
-        row: ids, `<int32>[length]`.
-    """
+    """Returns the nats per token of a row of ids, after its first quarter."""
     first = max(len(row) // 4, 1)
     found = _log_likelihoods(lm, row[None, :-1], row[None, 1:])
     return -float(np.mean(found[0, first - 1 :]))
@@ -62,7 +57,7 @@ def ids_of(lm, text):
 
 
 def score(lm, text, length):
-    """Returns the `Score` of all tokens of a text, in windows that are scored alone.
+    """Returns the `Score` of all tokens of a text, in separate windows.
 
     Args:
         lm: a `CausalLM` with a preprocessor.
@@ -135,13 +130,7 @@ class Figures:
         self._nats = json.loads(self._path.read_text()) if self._path.exists() else {}
 
     def add(self, model, row, function):
-        """Writes what a function returns for a window, if it is not there yet.
-
-        Args:
-            model: what the model is called.
-            row: ids, `<int32>[length]`.
-            function: without arguments.
-        """
+        """Writes what a function returns for a window, if it is not there yet."""
         nats = self._nats.setdefault(model, {})
         if _name(row) not in nats:
             nats[_name(row)] = function()

@@ -1,4 +1,4 @@
-"""Attention layers of a model, and the heads that stand in their place."""
+"""Attention layers of a model, and the heads that replace them."""
 
 import dataclasses
 from typing import Any
@@ -24,15 +24,14 @@ class Slot:
 
     Args:
         index: its place among the attention layers of the model.
-        adapter: what is to know of it.
+        adapter: its `Adapter`.
         block: the transformer block of keras_hub around it; None if there is none.
-        group: the heads that stand in its place; None before they are made.
+        group: the heads that replace its own; None before they are made.
         centroids: `"calibrated"` or `"sequence"`.
         watch: called with the slot, the layer's input, its mask of padding, and a
-            function that attends as before, in place of all else; None (the default)
+            function that attends as before, instead of all else; None (the default)
             for nothing.
-        step: what a step of decoding knows and leaves, a `Step`; None (the default)
-            outside of decoding.
+        step: the `Step` of decoding; None (the default) outside of decoding.
         is_causal: whether the attention is causal.
         attends_to_another: whether it was seen to attend to another sequence.
         is_known: whether `is_causal` is known, and calls need not show it.

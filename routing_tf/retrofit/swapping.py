@@ -185,7 +185,7 @@ class SwappedBlock(Swapped):
 
 
 def padding_of(attention_mask):
-    """Returns the mask of padding in a causal mask, or one of padding alone."""
+    """Returns the mask of padding in a causal mask, or in one of only padding."""
     if attention_mask is None:
         return None
     mask = attention_mask

@@ -1,1 +1,1 @@
-"""Hyperparameters as data, for Python and for commands: the standard library alone."""
+"""Hyperparameters as data, for Python and for commands, without other packages."""

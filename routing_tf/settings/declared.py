@@ -10,10 +10,10 @@ NAMES = "those of [Hyperparameters](docs/hyperparameters.md)"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a hyperparameter is.
+    """The declaration of a hyperparameter.
 
     Args:
-        default: its value where nothing else is said.
+        default: its default value.
         values: `Range` of its values.
         subject: what it is about, a title of the documentation; None for one that
             commands cannot change.
@@ -35,10 +35,7 @@ class Setting:
 
 
 def setting(default, values, subject, meaning, hash=None, **options):
-    """Returns the field of a hyperparameter.
-
-    For the arguments, see `Setting`, and for `hash` see `dataclasses.field`.
-    """
+    """Returns the field of a hyperparameter; for its arguments, see `Setting`."""
     own = Setting(default, values, subject, " ".join(meaning.split()), **options)
     return dataclasses.field(default=default, hash=hash, metadata={"setting": own})
 

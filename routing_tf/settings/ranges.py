@@ -46,11 +46,7 @@ class Range:
     registry: str | None = None
 
     def check(self, name, value):
-        """Returns the value of a hyperparameter as Python's own type.
-
-        Raises:
-            ValueError: if it is not in the range.
-        """
+        """Returns the value as Python's own type, or raises a `ValueError`."""
         try:
             return self._find(value)
         except ValueError:

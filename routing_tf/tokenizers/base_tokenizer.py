@@ -12,10 +12,7 @@ END_ID = 1
 
 
 class Vocabulary:
-    """A list of tokens, and their ids.
-
-    Keras and TensorFlow would wrap and track lists in attributes of a layer.
-    """
+    """Tokens and their ids, as lists that Keras and TensorFlow do not track."""
 
     def __init__(self, tokens):
         self.tokens = tokens
@@ -51,28 +48,19 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         raise NotImplementedError
 
     def texts_of(self, ids, is_text):
-        """Returns the texts, `[...]`, of any integers as ids, `<int32>[..., length]`.
-
-        `is_text` `<bool>[..., length]` is False for padding, and from the first end id
-        on.
-        """
+        """Returns the texts `[...]` of ids `[..., length]` where `is_text` is True."""
         raise NotImplementedError
 
     def tokenize(self, inputs):
         """Turns texts into ids.
 
         Args:
-            inputs: a string, or a batch of strings `[batch]`: Python
-                `str` or `bytes`, a list of them, or a string tensor.
+            inputs: a string, or a batch of strings `[batch]`: Python `str` or `bytes`,
+                a list of them, or a string tensor.
 
         Returns:
-            TensorFlow tensors of ids: for one string, a dense one, `<int32>[ids]`; for
-            a batch, a ragged one, `<int32>[batch, None]`. With `sequence_length`, dense
-            ones, `[sequence_length]` and `[batch, sequence_length]`.
-
-        Raises:
-            ValueError: if `inputs` are not strings or have another rank, or there is no
-                vocabulary.
+            TensorFlow tensors: for one string `<int32>[ids]`; for a batch, a ragged
+            one, `<int32>[batch, None]`. With `sequence_length`, both are dense.
         """
         texts = tf.convert_to_tensor(inputs)
         if texts.shape == (0,):  # a list of nothing becomes numbers
@@ -89,14 +77,7 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         return ids if texts.shape.rank else ids[0]
 
     def encode(self, text):
-        """Turns one text into all of its ids, whatever `sequence_length` is.
-
-        Args:
-            text: `str`, or `bytes` in UTF-8.
-
-        Returns:
-            NumPy array `<int32>[ids]`.
-        """
+        """Returns all ids of a text, `<int32>[ids]`, whatever `sequence_length`."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts):
@@ -205,24 +186,8 @@ class BaseTokenizer(keras_hub.tokenizers.Tokenizer):
         Args:
             preset: preset directory of a model of `routing_tf.models`, which must be
                 imported before, or a handle that keras_hub downloads.
-            config_file: name of the tokenizer's file there. Defaults to
-                `"tokenizer.json"`.
+            config_file: name of the tokenizer's file there.
             **kwargs: changes of the arguments of the tokenizer.
-
-        Raises:
-            ValueError: if the preset has a tokenizer of another class, or
-                `routing_tf.files.safe_loading.check_preset` refuses a directory.
-
-        Example:
-
-        ```python
-        from routing_tf import models
-        from routing_tf.tokenizers import ByteTokenizer
-
-        lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
-        lm.save_to_preset("my_preset")
-        tokenizer = ByteTokenizer.from_preset("my_preset")
-        ```
         """
         safe_loading.check_preset(preset)
         tokenizer = keras_hub.tokenizers.Tokenizer.from_preset(

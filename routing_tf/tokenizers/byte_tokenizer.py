@@ -21,23 +21,17 @@ class ByteTokenizer(BaseTokenizer):
     """Splits text into UTF-8 bytes, with ids as in tensor2tensor.
 
     Id 0 is padding, id 1 ends a text and byte `b` has id `b + 2`, so there are 258 ids;
-    nothing is learned, so there is no vocabulary file. The tokens of bytes are
-    `chr(byte)`. `detokenize` turns bytes that are not valid UTF-8, and ids outside of
-    the vocabulary, into U+FFFD. It uses only plain TensorFlow operations, so the same
-    object works on Python strings, in a `tf.data` pipeline and in a SavedModel.
+    there is no vocabulary file. The tokens of bytes are `chr(byte)`. `detokenize` turns
+    bytes that are not valid UTF-8, and ids outside of the vocabulary, into U+FFFD.
 
-    As in every `keras_hub` tokenizer, `tokenizer(inputs)` called eagerly gives
-    tensors of the Keras backend, or lists for ragged results, while
-    `tokenizer.tokenize(inputs)` always gives TensorFlow tensors.
+    As in every `keras_hub` tokenizer, `tokenizer(inputs)` called eagerly gives tensors
+    of the Keras backend, or lists for ragged results; `tokenizer.tokenize(inputs)`
+    always gives TensorFlow tensors, in a `tf.data` pipeline and in a SavedModel, too.
 
     Args:
-        sequence_length: integer, or `None` (the default) for results as long as
-            the text. If given, every text is cut, or padded with id 0, to this
-            many ids.
+        sequence_length: integer, or `None` (the default) for results as long as the
+            text. If given, every text is cut, or padded with id 0, to this many ids.
         **kwargs: arguments of `keras_hub.tokenizers.Tokenizer`, such as `name`.
-
-    Raises:
-        ValueError: if `sequence_length` is not a positive integer.
 
     Example:
     ```python
@@ -60,14 +54,7 @@ class ByteTokenizer(BaseTokenizer):
         )
 
     def encode(self, text):
-        """Turns one text into all of its ids, whatever `sequence_length` is.
-
-        Args:
-            text: `str` or `bytes`.
-
-        Returns:
-            NumPy array `<uint16>[bytes]`.
-        """
+        """Returns all ids of a text, `<uint16>[bytes]`, whatever `sequence_length`."""
         ids = np.frombuffer(tf.compat.as_bytes(text), "uint8").astype("uint16")
         ids += BYTE_OFFSET
         return ids

@@ -16,25 +16,13 @@ LONGEST_CONTEXT = 8
 
 
 def text_stream(tokenizer, context=()):
-    """Makes a decoder of tokens that come one by one.
+    """Returns a decoder of tokens that come one by one.
 
     Its `add(token_id)` returns the text that is now complete, which is often empty, and
     `end()` returns the rest. Together they return the result of `tokenizer.detokenize`,
-    and a line break for an end id, after which a new text starts. `context` are ids of
-    the text before, such as a prompt, which is not returned.
-
-    Tokenizers of keras_hub have streams as well, without a line break for an end id.
-
-    Example:
-
-    ```python
-    from routing_tf.tokenizers import ByteTokenizer
-    from routing_tf.tokenizers.text_stream import text_stream
-
-    tokenizer = ByteTokenizer()
-    stream = text_stream(tokenizer)
-    assert [stream.add(id) for id in tokenizer("né")] == ["n", "", "é"]
-    ```
+    and a line break for an end id, after which a new text starts (not for tokenizers of
+    keras_hub). `context` are ids of the text before, such as a prompt, which is not
+    returned.
     """
     if isinstance(tokenizer, ByteTokenizer):
         return ByteStream()

@@ -86,14 +86,7 @@ class VocabularyTokenizer(BaseTokenizer):
         return token
 
     def save_vocabulary(self, path):
-        """Writes the vocabulary to a file, one token on each line.
-
-        Args:
-            path: path of the file, which is overwritten.
-
-        Raises:
-            ValueError: if there is no vocabulary.
-        """
+        """Writes the vocabulary to the file `path`, one token on each line."""
         lines = [f"{self.line_of(token)}\n" for token in self._get_vocabulary().tokens]
         # Written atomically, because its lines define the ids.
         with atomic.whole(path) as partial:

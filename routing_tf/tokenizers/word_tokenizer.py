@@ -177,24 +177,19 @@ class WordTokenizer(VocabularyTokenizer):
     def build_vocabulary(texts, newline=False, unknown=False):
         """Builds a vocabulary of all words of texts, as tensor2tensor does.
 
-        Frequent words come first, and words that are equally frequent in the order
-        of their characters. The words `<pad>`, `<EOS>` and `<newline>` of the texts
-        are left out.
+        Frequent words come first, equally frequent ones in the order of their
+        characters. The words `<pad>`, `<EOS>` and `<newline>` of the texts are left
+        out.
 
         Args:
             texts: iterable of `str`, or of `bytes` in UTF-8.
             newline: whether newlines are tokens. If so, `"<newline>"` is the last
-                token: words have the same ids with and without it. Defaults to
-                `False`.
-            unknown: whether there is a token for words that the texts do not have.
-                If so, `"<unk>"` follows the words unless it is one of them. Defaults
-                to `False`.
+                token: words have the same ids with and without it. Defaults to `False`.
+            unknown: whether `"<unk>"`, for words that the texts do not have, follows
+                the words unless it is one of them. Defaults to `False`.
 
         Returns:
             A list of tokens, for the constructor.
-
-        Raises:
-            ValueError: if `texts` are one text, or contain no word.
         """
         check_texts(texts)
         counts = collections.Counter()

@@ -36,7 +36,7 @@ class Best(typing.NamedTuple):
     num_tokens: float = 0.0
 
     def is_comparable_with(self, other):
-        """Tells whether two losses are of the same number of tokens, or may be."""
+        """Returns whether two losses are of the same number of tokens, or may be."""
         numbers = self.num_tokens, other.num_tokens
         return 0 in numbers or numbers[0] == numbers[1]
 
@@ -197,19 +197,12 @@ def folder_of(model_dir):
 
 
 def paths(model_dir, which="last"):
-    """Returns the paths of a run's checkpoints without .index, the oldest first.
-
-    Those are the `"last"` ones, or the `"best"`, with the lowest held-out loss.
-    """
+    """Returns the `"last"` or `"best"` paths without .index, the oldest first."""
     return _paths_in(folder_of(model_dir) / ("best" if which == "best" else ""))
 
 
 def resumable(model_dir, which="last"):
-    """Returns the paths of the checkpoints to continue from, the oldest first.
-
-    These are the last ones; or the best one, if a run was killed before the first of
-    the others. `which="best"` returns only the best one.
-    """
+    """Returns `paths`, or without any that of the best, to continue from."""
     return paths(model_dir, which) or paths(model_dir, "best")
 
 
@@ -231,7 +224,7 @@ def num_bytes(path):
 
 
 def is_run_checkpoint(path):
-    """Tells whether a path is that of a checkpoint of a run, without .index."""
+    """Returns whether a path is that of a checkpoint of a run, without .index."""
     path = pathlib.Path(path)
     named = re.fullmatch(rf"{_NAME}-\d+", path.name)
     return bool(named) and path.with_name(path.name + ".index").is_file()

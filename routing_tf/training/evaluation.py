@@ -15,10 +15,7 @@ LONGEST_WORD = 64
 
 
 def batch_size_of(hyperparameters, problem):
-    """Returns the number of windows with `batch_tokens` tokens in all, at least 1.
-
-    For pairs of texts, the longer of the two lengths counts.
-    """
+    """Returns the number of windows with `batch_tokens` tokens, at least 1."""
     return max(1, hyperparameters.batch_tokens // window_length(problem))
 
 

@@ -73,7 +73,7 @@ def open_problem(checkpoint, config, fields, split=None, has_own_data=True):
 
 
 def own_files(checkpoint, config):
-    """Returns what tells a user's files that a run has in its splits, see `identity`.
+    """Returns the identities of a user's files that a run has in its splits.
 
     Files that no longer exist do not count.
     """

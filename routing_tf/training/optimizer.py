@@ -35,16 +35,9 @@ def make_schedule(hyperparameters, train_steps=None):
 
 
 def make_optimizer(hyperparameters, train_steps=None):
-    """Makes the optimizer that the hyperparameters describe.
+    """Returns the Keras optimizer that the hyperparameters describe.
 
-    Without a weight decay of its own, as AdamW and Muon have, see `add_weight_decay`.
-
-    Args:
-        hyperparameters: `Hyperparameters`.
-        train_steps: length of the run; see `make_schedule`.
-
-    Returns:
-        A Keras optimizer.
+    AdamW and Muon have a weight decay; for others, see `add_weight_decay`.
     """
     h = hyperparameters
     schedule = make_schedule(h, train_steps)
@@ -55,13 +48,7 @@ def make_optimizer(hyperparameters, train_steps=None):
 def add_weight_decay(lm, rate):
     """Adds `rate / 2` times the sum of squared weights to the training loss.
 
-    As in tensor2tensor, all trainable variables take part, except biases, here of any
-    shape, including those of layer normalization. The decay is part of the loss, not of
-    the optimizer.
-
-    Args:
-        lm: the language model.
-        rate: number, the hyperparameter `weight_decay`; 0 removes the decay.
+    As in tensor2tensor, biases do not decay, here of any shape; 0 removes the decay.
     """
     for variable in lm.trainable_variables:
         # Keras calls the bias of layer normalization beta.

@@ -250,7 +250,7 @@ def _subwords(path):
 
 
 def is_release_checkpoint(source):
-    """Tells whether a path is that of a checkpoint of the original release."""
+    """Returns whether a path is that of a checkpoint of the original release."""
     path = str(source).removesuffix(".index")
     if checkpoints.is_run_checkpoint(path):
         return False

@@ -10,7 +10,7 @@ TEXT = "ab\nab"
 
 
 def case():
-    """One head on a text behind its start: 4, `a`, reads 2 and 1, and 0 hardly."""
+    """One head on a text after its start: 4, `a`, reads 2 and 1, and 0 hardly."""
     tokenizer = ByteTokenizer()
     token_ids = np.array([0, *tokenizer.tokenize(TEXT)])
     weights = np.zeros((6, 6))

@@ -33,7 +33,7 @@ IMAGES = {
 
 
 def windows(number=1, seed=0):
-    """Returns windows of random ids behind an id 0, without padding."""
+    """Returns windows of random ids after an id 0, without padding."""
     inputs = small_models.inputs((LENGTH,) * number, seed=seed)
     inputs["token_ids"][:, 0] = 0
     return inputs

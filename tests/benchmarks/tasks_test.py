@@ -100,7 +100,7 @@ def test_only_both_parts_of_a_key_tell_its_value():
 
 
 def known_values(tokens, last, noise=256):
-    """Returns the places behind which a known value stands, and that value."""
+    """Returns the places after which a known value stands, and that value."""
     values, found = {}, []
     tokens = [*tokens, last]
     for at in range(0, len(tokens), 2):

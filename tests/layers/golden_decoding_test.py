@@ -54,7 +54,7 @@ def in_order(case, x):
 def recompute(layer, tokens, later, order):
     """Attends with one token after the other, each time to the whole sequence.
 
-    Tokens behind the current one are those of `later`; clusters take them last.
+    Tokens after the current one are those of `later`; clusters take them last.
     """
     shape = (len(tokens), *order.lengths, tokens.shape[-1])
     steps, seen = [], {}

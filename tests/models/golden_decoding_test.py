@@ -1,6 +1,6 @@
 """Whole models against what the release decodes with the best token at each step.
 
-Its slow decoding computes all anew at each step, with ids 0 behind the tokens so far,
+Its slow decoding computes all anew at each step, with ids 0 after the tokens so far,
 and they take part in its routing. Its fast decoding keeps them out of it. (With an
 encoder it mixes up two caches, and is left alone here.)
 """
@@ -42,7 +42,7 @@ def inputs_of(case, ids):
 
 
 def so_far(case, kind):
-    """Returns what each step has seen, `<int>[steps, batch, length]`, 0 behind it."""
+    """Returns what each step has seen, `<int>[steps, batch, length]`, 0 after it."""
     tokens = case[f"out/{kind}/tokens"]
     ids = np.pad(tokens, [(0, 0), (1, 0)])[:, :-1]
     return np.tril(np.ones((ids.shape[1],) * 2, "int32"))[:, None] * ids

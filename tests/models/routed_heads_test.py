@@ -1,4 +1,4 @@
-"""Head groups as data, in place of the routed heads of a model."""
+"""Head groups as data, instead of the routed heads of a model."""
 
 import json
 

@@ -109,7 +109,7 @@ def test_greedy_generation_is_that_of_recomputed_passes(greedy):
 
 
 def test_generation_reads_the_input_and_not_its_padding(greedy):
-    """Padding may stand in front and in holes; what is behind it is read."""
+    """Padding may stand before tokens and among them; what follows is read."""
     lm, x, _ = greedy
     mask = x["encoder_padding_mask"].copy()
     mask[:, [0, 4]] = False

@@ -44,7 +44,7 @@ def inputs(input_lengths=(40, 33), lengths=(24, 20), buffers=(40, 24), seed=0):
 
 
 def embeddings(input_lengths=(40, 33), lengths=(24, 20), seed=0):
-    """Returns random vectors for the encoder, zero behind their lengths, and ids."""
+    """Returns random vectors for the encoder, zero after their lengths, and ids."""
     x = inputs(input_lengths, lengths, seed=seed)
     mask = x.pop("encoder_padding_mask")
     shape = (*x.pop("encoder_token_ids").shape, 16)

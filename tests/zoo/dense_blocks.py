@@ -98,7 +98,7 @@ def heads_of(attention, name, x):
 def attend(attention, x, memory, sees, more_logits=None):
     """Attention of one group of heads where `sees` `[batch, length, memory length]`.
 
-    `sees` may have an axis of heads behind that of the batch.
+    `sees` may have an axis of heads after that of the batch.
     `more_logits` is a function of the queries `[batch, heads, length, size]`, not yet
     scaled, that returns what is added to their products with the keys.
     """

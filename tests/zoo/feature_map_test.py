@@ -1,4 +1,4 @@
-"""Tests of linear attention: feature maps in place of a softmax."""
+"""Tests of linear attention: feature maps instead of a softmax."""
 
 import functools
 

@@ -85,12 +85,9 @@ def language_model(hparams, vocabulary_size):
         vocabulary_size: number of token ids.
 
     Returns:
-        A built `RoutingTransformerCausalLM`, not compiled. The release's targets,
-        shifted right by one with a leading 0, give the release's logits; like the
-        release, it cuts inputs to `max_target_length`.
-
-    Raises:
-        ValueError: for a setting that is not supported, or if there is an encoder.
+        A built `RoutingTransformerCausalLM`, not compiled. It takes the release's
+        targets, shifted right by one with a leading 0, and cuts inputs to
+        `max_target_length`, as the release does.
     """
     settings = _text_settings(hparams, vocabulary_size, has_encoder=False)
     return RoutingTransformerCausalLM(RoutingTransformer(settings), compile=False)
@@ -99,20 +96,13 @@ def language_model(hparams, vocabulary_size):
 def seq2seq_model(hparams, vocabulary_size):
     """Builds a text model of the release that has an encoder.
 
-    Args:
-        hparams: dict of the release's hyperparameters, or the path of an
-            `hparams.json`. Those that do not concern the model are ignored.
-        vocabulary_size: number of token ids.
+    For the arguments, see `language_model`.
 
     Returns:
-        A built `RoutingTransformerSeq2SeqLM`, not compiled. It is called with a dict of
+        A built `RoutingTransformerSeq2SeqLM`, not compiled. It takes a dict of
         `encoder_embeddings` `<float>[batch, input length, hidden_size]`, the release's
-        inputs, which are embedded outside of its model and are zero at padding;
-        `decoder_token_ids`, the release's targets, shifted right by one with a leading
-        0; and `decoder_padding_mask`. It returns the release's logits.
-
-    Raises:
-        ValueError: for a setting that is not supported, or if there is no encoder.
+        inputs, which are zero at padding; `decoder_token_ids`, the release's targets,
+        shifted right by one with a leading 0; and `decoder_padding_mask`.
     """
     settings = _text_settings(hparams, vocabulary_size, has_encoder=True)
     backbone = RoutingTransformerEncoderDecoder(settings)
@@ -136,8 +126,7 @@ def image_model(hparams, num_channels, vocabulary_size=256, num_classes=None):
     """Builds an image model of the release.
 
     Args:
-        hparams: dict of the release's hyperparameters, or the path of an
-            `hparams.json`. Those that do not concern the model are ignored.
+        hparams: see `language_model`.
         num_channels: number of channels of a pixel.
         vocabulary_size: number of intensities that are predicted. Defaults to 256; the
             embedding tables always have 256 rows for each channel.
@@ -145,13 +134,8 @@ def image_model(hparams, num_channels, vocabulary_size=256, num_classes=None):
             None (the default) otherwise.
 
     Returns:
-        A built `RoutingImageTransformer`, not compiled. Called with the release's
-        targets, it returns the release's logits; the shift is inside. With classes, it
-        is called with `{"images": targets, "labels": inputs}`.
-
-    Raises:
-        ValueError: for a setting that is not supported, or classes that do not fit
-            `unconditional`.
+        A built `RoutingImageTransformer`, not compiled. It takes the release's targets
+        without a shift, or with classes `{"images": targets, "labels": inputs}`.
     """
     hparams = read_hparams(hparams)
     if hparams.get("unconditional", True) != (num_classes is None):

@@ -39,12 +39,9 @@ def assign_variables(layer, values):
 
     Args:
         layer: a layer or model that a function of `routing_tf.models.release` built.
-        values: dict of arrays by the release's variable names. The weights of token
-            biases are optional: the release makes them only if a bias is fed.
-
-    Raises:
-        ValueError: if variables are missing, left over or of another shape. The message
-            names all of them, and nothing is written.
+        values: dict of arrays by the release's variable names. Those of token biases
+            may be left out. Any other mismatch is a `ValueError`, and nothing is
+            written.
     """
     layer.release_feeds_token_bias = any(map(_is_token_bias_weight, values))
     if isinstance(layer, layers.MixedAttention) and not layer.built:
@@ -153,10 +150,7 @@ def _encoder_embedding_variables(backbone):
 
 
 def encoder_table_name(vocabulary_size, depth):
-    """Returns the name of the table of an encoder's ids.
-
-    Tensor2tensor looks the ids up outside of the release's model.
-    """
+    """Returns the name of tensor2tensor's table of an encoder's ids."""
     scope = MODEL_SCOPE.partition("/")[0]
     return f"{scope}/symbol_modality_{vocabulary_size}_{depth}/shared/weights_0"
 

@@ -21,22 +21,10 @@ FAILURES = (OSError, tf.errors.OpError, tfds.download.DownloadError, WrongChecks
 def prepare(builder, raw_dir=None):
     r"""Writes a data set to the folder of its builder, unless it exists already.
 
-    With `raw_dir`, nothing is downloaded: raw files are taken from there. An existing
-    data set does not change, unless `raw_dir` has files for splits that it lacks: then
-    it is written again. If that fails, nothing changes. Raises a `ValueError` if the
-    sizes of raw files are not those of the files from which it was written.
-
-    Example:
-    ```python
-    import pathlib
-    from routing_tf.problems import builders
-
-    pathlib.Path("raw").mkdir()
-    pathlib.Path("raw/test.txt").write_text("1 2 3\n4 5\n")
-    builder = builders.Enwik8(data_dir="data", config="integers")
-    builders.prepare(builder, raw_dir="raw")
-    list(builders.read_in_order(builder, "test"))  # [{"ids": [1, 2, 3]}, ...]
-    ```
+    With `raw_dir`, nothing is downloaded: raw files are taken from there. If they have
+    further splits, an existing data set is written again; if that fails, nothing
+    changes. Raises a `ValueError` if the sizes of raw files are not those of the
+    existing data.
     """
     if raw_dir is not None:
         raw_dir = tfds.core.Path(raw_dir).expanduser()
@@ -60,18 +48,6 @@ def read_in_order(builder, split):
 
     `split` may be a part of one, such as "train[:100]". Examples are nested
     dictionaries of NumPy arrays and `bytes`.
-
-    Example:
-    ```python
-    import pathlib
-    from routing_tf.problems import builders
-
-    pathlib.Path("raw").mkdir()
-    pathlib.Path("raw/wiki.test.tokens").write_text("\n = A = \n\n a \n")
-    builder = builders.Wikitext103(data_dir="data", config="tokens")
-    builders.prepare(builder, raw_dir="raw")
-    next(builders.read_in_order(builder, "test"))["text"]  # b"\n = A = \n\n a \n"
-    ```
     """
     if not builder.data_path.exists():
         raise ValueError(

@@ -18,10 +18,6 @@ class Digits(ImageProblem):
         sequence_length: integer, 64 or left out.
         **options: `train_split` and `eval_split`, see `Problem`.
 
-    Raises:
-        ValueError: if `sequence_length` is another number; when loaded, if
-            scikit-learn is not installed.
-
     Example:
     ```python
     from routing_tf import problems
@@ -31,7 +27,7 @@ class Digits(ImageProblem):
     ```
 
     Reference: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI
-    Machine Learning Repository (1998).
+    (1998).
     """
 
     image_shape = (8, 8, 1)

@@ -400,17 +400,7 @@ def _opened(content):
 
 
 def resized(image, height, width):
-    """Cuts an image around its centre to a new ratio, and scales it by means of areas.
-
-    Example:
-    ```python
-    import numpy as np
-    from routing_tf.problems.datasets import image_folder
-
-    wide = np.array([[[9], [0], [4], [9]], [[9], [2], [6], [9]]], "uint8")
-    image_folder.resized(wide, 1, 1)  # [[[3]]], the mean of 0, 4, 2 and 6
-    ```
-    """
+    """Crops the centre of an image to a ratio, and scales it by means of areas."""
     old_height, old_width, _ = image.shape
     kept_height = min(old_height, max(1, round(old_width * height / width)))
     kept_width = min(old_width, max(1, round(old_height * width / height)))

@@ -24,9 +24,8 @@ class ParallelFiles(Seq2SeqProblem):
     Line n of a target file belongs to line n of the source file; pairs with an empty
     side are left out, and a warning counts them. Of files for all splits, the last 5 %
     of the lines are for testing and the 5 % before them for validation, unless these
-    splits have files of their own, which are then left out of those to train on. A pair
-    of files that links give several names is read once. Files must be UTF-8, as they
-    are or packed by gzip. No `datagen` is needed.
+    splits have files of their own, which are then left out of those to train on. Files
+    must be UTF-8, as they are or packed by gzip.
 
     Args:
         source_files: a list of paths or glob patterns, or one string of them separated
@@ -41,11 +40,6 @@ class ParallelFiles(Seq2SeqProblem):
             "bytes".
         **options: arguments of `Seq2SeqProblem`.
 
-    Raises:
-        ValueError: if sources or targets are not named; from `prepare`, if a pattern
-            matches no file, a file cannot be read, or source and target have different
-            numbers of lines.
-
     Example:
     ```python
     import pathlib
@@ -55,13 +49,8 @@ class ParallelFiles(Seq2SeqProblem):
     pathlib.Path("numbers").write_text("".join(f"{n}\n" for n in numbers))
     pathlib.Path("squares").write_text("".join(f"{n * n}\n" for n in numbers))
     problem = problems.get(
-        "parallel_files",
-        source_files="numbers",
-        target_files="squares",
-        input_length=8,
-        sequence_length=8,
+        "parallel_files", source_files="numbers", target_files="squares"
     )
-    inputs, targets, weights = next(iter(problem.dataset("train", batch_size=2)))
     ```
     """
 

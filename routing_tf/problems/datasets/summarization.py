@@ -8,24 +8,11 @@ from routing_tf.problems.seq2seq import Seq2SeqProblem
 class Arxiv(Seq2SeqProblem):
     """Abstracts of papers on arXiv, generated from the articles, as subwords.
 
-    `datagen` takes the files `arxiv-dataset.zip` and `pubmed-dataset.zip`; the builder
-    of tensorflow-datasets needs both, or downloads the missing ones. White space of any
-    kind, including line ends, becomes one space.
+    White space of any kind, including line ends, becomes one space.
 
     Args:
         **options: arguments of `Seq2SeqProblem`. `input_length` defaults to 24064,
             `sequence_length` to 512.
-
-    Raises:
-        ValueError: from `prepare`, if the data is not in `data_dir`.
-
-    Example:
-    ```python
-    from routing_tf import problems
-
-    problem = problems.get("arxiv", data_dir="data", too_long="drop")
-    problem.input_length  # 24064
-    ```
 
     Reference: Cohan et al., "A Discourse-Aware Attention Model for Abstractive
     Summarization of Long Documents" (2018).
@@ -47,9 +34,6 @@ class Pubmed(Arxiv):
     """Abstracts of papers on PubMed, generated from the articles, as subwords.
 
     The same as `Arxiv` for other papers; `input_length` defaults to 10240.
-
-    Args:
-        **options: arguments of `Seq2SeqProblem`.
     """
 
     storage = "pubmed"

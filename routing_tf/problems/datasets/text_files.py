@@ -291,7 +291,7 @@ def _no_text(path):
 
 
 def _has_no_controls(text):
-    """Tells whether bytes may be text in an encoding of one byte for a character."""
+    """Returns whether bytes may be text in an encoding of one byte for a character."""
     return not text.translate(None, TEXT_BYTES)
 
 
@@ -318,7 +318,7 @@ def _digest(value):
 
 
 def _is_writable(folder):
-    """Tells whether a folder can be written, or made if it is missing."""
+    """Returns whether a folder can be written, or made if it is missing."""
     folder = pathlib.Path(folder).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     return os.access(existing, os.W_OK)

@@ -116,10 +116,9 @@ class JaxEngine(Engine):
         return call
 
     def lower(self, step, batch, platform=None):
-        """Returns the StableHLO text from which XLA compiles a step.
+        """Returns the StableHLO text from which XLA compiles a step on one device.
 
-        The step has no parts and runs on one device. The platform, such as `"tpu"`,
-        need not be available; None for that of this machine.
+        The `platform`, such as `"tpu"`, need not be available; None for this machine's.
         """
         compiled = self._jit(step, functools.partial(one_step, step))
         export = jax.export.export(compiled, platforms=platform and [platform])

@@ -149,10 +149,9 @@ class TrainingStep:
         return value, sums, [ops.stop_gradient(new) for _, new in passed.written]
 
     def counts(self, values, batch, step, part=0, replica=0):
-        """Counts what losses are divided by, in one part on one replica.
+        """Returns the counts by which losses are divided, in one part of a batch.
 
-        Args are those of `objective`. Returns a list of tensors to add up. Compilers
-        drop what these do not need, which is nearly all of the pass for most layers.
+        Compilers drop what these do not need: for most layers, nearly all of the pass.
         """
         _, passed = self._run(values, batch, step, part, replica)
         return passed.counts(batch[-1])
@@ -293,11 +292,9 @@ class TrainingStep:
             layer.move(values)
 
     def keep(self, written, is_finite):
-        """Keeps the state that a pass wrote, the mean of that of all replicas.
+        """Keeps the state that a pass wrote, if the step was finite.
 
-        Args:
-            written: the third result of `objective`, of the last part.
-            is_finite: the second result of `finish`; without it nothing changes.
+        Replicas keep the mean of theirs.
         """
         if self.num_replicas > 1:
             written = _means_over_replicas(written, self.num_replicas)

@@ -323,7 +323,7 @@ EACH_CACHE += ("random", "reformer")
 
 @pytest.mark.parametrize("kind", kinds.some(STEPS, EACH_CACHE))
 def test_steps_equal_the_whole_row(kind):
-    """Behind a first part that ends within a document."""
+    """After a first part that ends within a document."""
     attention, x = built(maker(kind)), normal(BATCH, LENGTH, DIM)
     about = {"segment_ids": SEGMENT_IDS, "shown": SEGMENT_IDS > 0}
     helpers.assert_pieces_equal_the_whole(attention, x, 10, tolerance=2e-5, **about)
@@ -338,7 +338,7 @@ def test_a_segment_may_start_in_one_row_alone():
 
 @pytest.mark.parametrize("kind, start", [("local", 0), ("token_choice_shifted", 3)])
 def test_tokens_in_the_place_of_padding_are_in_the_segment_before_it(kind, start):
-    """And those behind padding, here in the second row, are in one of their own."""
+    """And those after padding, here in the second row, are in one of their own."""
     attention, x = built(kinds.CAUSAL[kind]), normal(BATCH, 14, DIM)
     ids = np.array([[3] * 14, [3] * 5 + [0] * 5 + [3] * 4], "int32")
     whole = called(attention, x, segment_ids=ids, use_causal_mask=True)

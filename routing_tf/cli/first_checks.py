@@ -66,7 +66,8 @@ def _hint(name, names):
 
 def _check_modules(names):
     for name in names:
-        if importlib.util.find_spec(name.partition(".")[0]) is None:
+        is_file = name.endswith(".py")
+        if is_file or importlib.util.find_spec(name.partition(".")[0]) is None:
             raise ValueError(
                 "`--import` must name modules that Python finds, also in the working "
                 f"directory, without .py. Received: --import={name}"

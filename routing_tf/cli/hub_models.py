@@ -54,6 +54,7 @@ def _loaded(options, *unread):
 def generate(options, prompts, seed, *unread):
     """Continues prompts, as the flags of `generate` say."""
     from routing_tf.generation import display
+    from routing_tf.retrofit import scoring
     from routing_tf.retrofit import texts
 
     lm = _loaded(options, *unread)
@@ -64,7 +65,7 @@ def generate(options, prompts, seed, *unread):
     continuation = texts.HubContinuation(
         lm,
         sampler,
-        options.max_length or lm.preprocessor.sequence_length,
+        scoring.checked_length(lm, options.max_length, "max_length"),
         None if options.stop_at_end is False else texts.end_id(lm),
         options.batch_size,
         by_steps=False,
@@ -80,7 +81,7 @@ def score_texts(options, paths, *unread):
     from routing_tf.training import evaluation
 
     lm = _loaded(options, *unread)
-    length = options.length or lm.preprocessor.sequence_length
+    length = scoring.checked_length(lm, options.length)
     print(f"windows: {length} tokens, each scored alone")
     found = []
     for path in paths:
@@ -125,7 +126,8 @@ def analyse(options, *unread):
             "`routing_tf.retrofit.sparsify` returns a report by layer"
         )
     lm = _loaded(options, *unread)
-    ids = scoring.ids_of(lm, options.text)[: options.length]
+    length = scoring.checked_length(lm, options.length)
+    ids = scoring.ids_of(lm, options.text)[:length]
     print(_said(scoring.influence(lm, ids)))
 
 

@@ -139,10 +139,15 @@ def _change(lm, options, keep_full):
 
 def _evaluate(lm, options):
     from routing_tf import retrofit
+    from routing_tf.retrofit import keras_hub_internals as internals
     from routing_tf.retrofit import scoring
 
     texts = _texts("evaluate", options.evaluate)
-    windows = scoring.windows_of(lm.preprocessor.tokenizer, texts, options.length)
+    length = options.length
+    if not options["length"].present:
+        length = min(length, internals.longest_input(lm) or length)
+    length = scoring.checked_length(lm, length)
+    windows = scoring.windows_of(lm.preprocessor.tokenizer, texts, length)
     figures = scoring.Figures(os.path.join(options.output_dir, scoring.FIGURES))
     means = []
     for name in ("sparse", "full"):

@@ -42,9 +42,10 @@ def register(name, make):
             `kernel_initializer`, `name` and `dtype`, that returns a layer; None for a
             `layers.FeedForward` with `"geglu"`.
     """
-    if not isinstance(name, str) or not name or name in OWN or not callable(make):
+    taken = (*OWN, *importlib.import_module("routing_tf.zoo").FEED_FORWARDS)
+    if not isinstance(name, str) or not name or name in taken or not callable(make):
         raise ValueError(
-            "`name` must be a string that is no activation of `layers.FeedForward`, "
+            "`name` must be a string that is no feed-forward layer of this package, "
             f"and `make` a function. Received: name={name!r}, make={make!r}. Choose "
             "another"
         )

@@ -40,10 +40,16 @@ class Sizes:
 
 def register(name, pattern):
     """Registers `pattern`, a `routing_tf.zoo.Pattern`, as `routing=name`."""
-    if name in OWN:
+    taken = (*OWN, *importlib.import_module("routing_tf.zoo").PATTERNS)
+    if not isinstance(name, str) or not name or name in taken:
         raise ValueError(
-            "`name` must not be the name of a pattern of the layers. Received: "
+            "`name` must be a string that is no pattern of this package. Received: "
             f"name={name!r}. Choose another"
+        )
+    if not hasattr(pattern, "of_decoders"):
+        raise ValueError(
+            "`pattern` must be a `routing_tf.zoo.Pattern`. Received: "
+            f"pattern={pattern!r}"
         )
     _REGISTERED[name] = pattern
 

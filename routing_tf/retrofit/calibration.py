@@ -5,6 +5,7 @@ from keras import ops
 from tqdm import tqdm
 
 from routing_tf.layers.routing.online_kmeans import LAYER_NORM_EPSILON
+from routing_tf.retrofit import keras_hub_internals as internals
 from routing_tf.retrofit import swapping
 
 #: Tokens of a text that the model sees at once.
@@ -19,39 +20,46 @@ def batches_of(model, calibration):
 
     Args:
         model: a model of keras_hub, or any other Keras model.
-        calibration: a text or a list of texts; an array, for models with token ids
-            `<int>[n, length]`, or lists of them; a dict or tuple of arrays; or an
+        calibration: a text or texts; for models with token ids, these, as
+            `<int>[n, length]` or lists of them; a dict or tuple of arrays; or an
             iterable of inputs.
     """
-    if isinstance(calibration, str):
-        calibration = [calibration]
-    if isinstance(calibration, (list, tuple)) and all(
-        isinstance(text, str) for text in calibration
-    ):
-        yield from _batches_of_texts(model, calibration)
-    elif isinstance(calibration, dict):
+    if isinstance(calibration, dict):
         yield calibration
-    elif hasattr(calibration, "shape"):
-        for row in np.asarray(ops.convert_to_numpy(calibration)):
-            yield _inputs(model, row[None])
-    else:
-        for batch in calibration:
-            is_pair = isinstance(batch, (list, tuple)) and np.ndim(batch[0])
-            yield _inputs(model, batch[0] if is_pair else batch)
+        return
+    if isinstance(calibration, (str, bytes)):
+        calibration = [calibration]
+    if not hasattr(calibration, "__iter__"):
+        raise ValueError(
+            "`calibration` must be texts, arrays, or an iterable of inputs. Received: "
+            f"{type(calibration).__name__}"
+        )
+    is_array = hasattr(calibration, "shape")
+    if is_array:
+        calibration = np.asarray(ops.convert_to_numpy(calibration))
+    for batch in calibration:
+        if isinstance(batch, bytes):
+            batch = batch.decode()
+        if isinstance(batch, str):
+            yield from _batches_of_text(model, batch)
+            continue
+        if is_array:
+            batch = batch[None]
+        is_pair = isinstance(batch, (list, tuple)) and np.ndim(batch[0])
+        yield _inputs(model, batch[0] if is_pair else batch)
 
 
-def _batches_of_texts(model, texts):
+def _batches_of_text(model, text):
     tokenizer = getattr(getattr(model, "preprocessor", None), "tokenizer", None)
     if tokenizer is None:
         raise ValueError(
             "`calibration` can only be texts for a model with a `preprocessor`. "
-            f"Received: {len(texts)} texts for {model.name!r}. Pass token ids "
-            "`<int>[n, length]`"
+            f"Received: a text for {model.name!r}. Pass token ids `<int>[n, length]`"
         )
-    for text in texts:
-        ids = np.asarray(ops.convert_to_numpy(tokenizer(text)), "int32")
-        for first in range(0, len(ids), ROW_LENGTH):
-            yield _inputs(model, ids[None, first : first + ROW_LENGTH])
+    ids = np.asarray(ops.convert_to_numpy(tokenizer(text)), "int32")
+    length = min(ROW_LENGTH, internals.longest_input(model) or ROW_LENGTH)
+    for first in range(0, len(ids), length):
+        yield _inputs(model, ids[None, first : first + length])
 
 
 def _inputs(model, batch):
@@ -60,8 +68,26 @@ def _inputs(model, batch):
     takes_ids = isinstance(names, dict) and {"token_ids", "padding_mask"} <= set(names)
     if not takes_ids or isinstance(batch, dict):
         return batch
-    ids = np.atleast_2d(ops.convert_to_numpy(batch)).astype("int32")
+    ids = np.atleast_2d(np.asarray(ops.convert_to_numpy(batch)))
+    _check_ids(model, ids)
+    ids = ids.astype("int32")
     return {"token_ids": ids, "padding_mask": np.ones_like(ids)}
+
+
+def _check_ids(model, ids):
+    size = getattr(getattr(model, "backbone", model), "vocabulary_size", None)
+    longest = internals.longest_input(model)
+    are_ids = ids.ndim == 2 and ids.size and ids.dtype.kind in "iu"
+    if are_ids:
+        are_ids = ids.min() >= 0 and (size is None or ids.max() < size)
+        are_ids = are_ids and (longest is None or ids.shape[1] <= longest)
+    if not are_ids:
+        least = "" if size is None else f", below {size}"
+        most = "" if longest is None else f", of at most {longest} in a row"
+        raise ValueError(
+            f"`calibration` must be texts, or token ids `<int>[n, length]`{least}"
+            f"{most}. Received: {ids.dtype} of the shape {ids.shape}"
+        )
 
 
 def run(model, slots, watch, batches):

@@ -2,6 +2,8 @@
 
 import itertools
 
+import keras
+
 from routing_tf import layers
 from routing_tf.layers import FullHeads
 from routing_tf.layers.support.validation import check_choice
@@ -96,6 +98,7 @@ def sparsify(
     """
     check_flag("frozen", frozen)
     check_choice("centroids", centroids, CENTROIDS)
+    _check_heads(heads, kwargs)
     slots = swapping.slots_of(model)
     stays = _staying(slots, keep_full)
     heads = heads or _multipole_heads(
@@ -138,16 +141,32 @@ def restore(model):
     Raises:
         ValueError: if it was not changed, or is a new model that was read from a file.
     """
-    original = model.__dict__.get("restored_model")
+    original = getattr(model, "restored_model", None)
     if original is not None:
         return original
-    if not models.slots_in(model):
+    if not isinstance(model, keras.Layer) or not models.slots_in(model):
         raise ValueError(
             "`model` must have been changed by `retrofit.sparsify`. Received: "
-            f"{model.name!r}, which was not, or was read from a `.keras` file"
+            f"{getattr(model, 'name', model)!r}, which was not, or was read from a "
+            "`.keras` file"
         )
     models.uninstall(model)
     return model
+
+
+def _check_heads(heads, arguments):
+    if heads is None:
+        return
+    if not isinstance(heads, layers.HeadGroup) and not callable(heads):
+        raise ValueError(
+            "`heads` must be a head group, a function from the index of a layer to "
+            f"one, or None. Received: heads={heads!r}"
+        )
+    if arguments:
+        raise ValueError(
+            "`heads` must be None with arguments of `MultipoleHeads`. Received: "
+            f"heads={heads!r} with {', '.join(arguments)}"
+        )
 
 
 def _staying(slots, keep_full):
@@ -155,6 +174,11 @@ def _staying(slots, keep_full):
     if isinstance(keep_full, str):
         check_choice("keep_full", keep_full, ("auto",))
         keep_full = ()
+    if not hasattr(keep_full, "__iter__"):
+        raise ValueError(
+            "`keep_full` must be 'auto' or a sequence of indices. Received: "
+            f"keep_full={keep_full!r}"
+        )
     indices = {slot.index for slot in slots}
     if not set(keep_full) <= indices:
         raise ValueError(
@@ -171,7 +195,7 @@ def _staying(slots, keep_full):
 
 def _multipole_heads(slots, **arguments):
     """Returns a function from the index of a layer to `MultipoleHeads`."""
-    num_heads = {slot.index: slot.adapter.num_heads for slot in slots}
+    adapters = {slot.index: slot.adapter for slot in slots}
     window = arguments["attention_window"]
     if arguments["clusters_per_query"] is None:
         number = min(CLUSTERS_PER_QUERY, arguments["num_clusters"], window)
@@ -180,7 +204,13 @@ def _multipole_heads(slots, **arguments):
         # Where few clusters hold what matters, an equal share hides most of it.
         is_one = arguments["clusters_per_query"] == 1
         arguments["members_per_cluster"] = window if is_one else -(-window // 2)
-    return lambda index: layers.MultipoleHeads(num_heads[index], **arguments)
+
+    def heads(index):
+        # `far_distance` needs them.
+        own = {"rotary": adapters[index].rotary(), **arguments}
+        return layers.MultipoleHeads(adapters[index].num_heads, **own)
+
+    return heads
 
 
 def _gets_heads(slot, heads, frozen, centroids):

@@ -54,6 +54,8 @@ def distill(model, data, steps, optimizer=None):
     runner = getattr(model, "backbone", model)
     flags = [(weight, weight.trainable) for weight in runner.variables]
     batches = list(calibration.batches_of(model, data))
+    if not batches:
+        raise ValueError("`data` must not be empty. Received: no batch")
     losses = []
     try:
         for weight, _ in flags:

@@ -296,6 +296,16 @@ def walk(layer, seen=None):
             yield from walk(inside, seen)
 
 
+def longest_input(model):
+    """Returns the number of learned positions of a model, or None."""
+    lengths = [
+        layer.sequence_length
+        for layer in walk(model)
+        if isinstance(layer, keras_hub.layers.PositionEmbedding)
+    ]
+    return min(lengths, default=None)
+
+
 def is_of_keras_hub(layer):
     """Whether a layer or model is one of keras_hub's own."""
     return type(layer).__module__.startswith("keras_hub.")

@@ -11,9 +11,27 @@ from routing_tf.files.atomic import write_whole
 from routing_tf.files.progress import progress
 from routing_tf.models.influence import influence_of_later_tokens
 from routing_tf.models.score import Score
+from routing_tf.retrofit import keras_hub_internals as internals
 
 #: Name of the file of figures in a preset.
 FIGURES = "evaluation.json"
+
+
+def checked_length(lm, length=None, flag="length"):
+    """Returns a number of tokens that a model takes.
+
+    None (the default) for that of the preprocessor, at most that of learned positions.
+    """
+    longest = internals.longest_input(lm)
+    if length is None:
+        length = lm.preprocessor.sequence_length
+        return min(length, longest or length)
+    if longest is not None and length > longest:
+        raise ValueError(
+            f"`--{flag}` must be at most {longest}, the positions that the model has "
+            f"learned. Received: --{flag}={length}"
+        )
+    return length
 
 
 def windows_of(tokenizer, texts, length):

@@ -301,6 +301,11 @@ def slots_of(model):
     Raises:
         ValueError: if there are none, or the model was changed before.
     """
+    if not isinstance(model, keras.Layer):
+        raise ValueError(
+            "`model` must be a Keras model or layer. Received: "
+            f"{model!r} of type {type(model).__name__}"
+        )
     layers = list(internals.walk(model))
     changed = [x for x in layers if isinstance(x, SwappedAttention)]
     if changed:

@@ -106,7 +106,8 @@ class RunConfig:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 "`model_dir` must hold a run.json of this version of routing_tf, or "
-                f"none. Received: {str(path)!r}: {error}"
+                f"none. Received: {str(path)!r}: {error}. Names that modules of your "
+                "own register need `--import`"
             ) from error
 
     def save(self, model_dir):

@@ -9,6 +9,7 @@ import pytest
 
 from routing_tf import layers
 from routing_tf import retrofit
+from routing_tf.retrofit.models import slots_in
 from tests.retrofit import families
 from tests.retrofit.families_test import FAR
 from tests.retrofit.families_test import check_generation
@@ -107,6 +108,23 @@ def test_weights_are_saved_and_quantized_as_ever(model, tmp_path):
     assert np.abs(families.outputs(model) - after).max() < 0.5
 
 
+def test_far_distance_finds_the_positions_of_the_model(model):
+    report = retrofit.sparsify(model, families.IDS, keep_full=(), far_distance=9, **FAR)
+    assert all(x.group.far_distance == 9 for x in slots_in(report.model))
+
+
+def test_texts_are_cut_to_the_positions_of_the_model():
+    ids = {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3}
+    tokenizer = keras_hub.models.GPT2Tokenizer(ids, merges=["a b"])
+    preprocessor = keras_hub.models.GPT2CausalLMPreprocessor(tokenizer)
+    model = keras_hub.models.GPT2CausalLM(
+        backbone=families.backbone("GPT2"), preprocessor=preprocessor
+    )
+    for texts in ("a" * 80, iter(["a" * 80]), [b"a" * 80], np.array(["a" * 80])):
+        retrofit.sparsify(model, texts, keep_full=(), **FAR)
+        retrofit.restore(model)
+
+
 def test_each_sequence_has_centroids_of_its_own(model):
     options = {**FAR, "centroids": "sequence", "keep_full": ()}
     retrofit.sparsify(model, families.IDS, **options)
@@ -156,6 +174,13 @@ REFUSALS = {
     "all_stay": (None, {"keep_full": (0, 1), **FAR}, "leave a layer"),
     "centroids": (None, {"centroids": "own"}, "centroids"),
     "of_heads": (None, {"num_clusters": 0}, "num_clusters"),
+    "number": (None, {"keep_full": 0}, "`keep_full` must"),
+    "kind_of_heads": (None, {"heads": 3}, "`heads` must"),
+    "lost": (None, {"heads": layers.FullHeads(HEADS), "num_recnt": 4}, "num_recnt"),
+    "floats": (None, {"calibration": families.IDS / 40, **FAR}, "token ids"),
+    "flags": (None, {"calibration": families.REAL, **FAR}, "token ids"),
+    "outside": (None, {"calibration": families.IDS + 40, **FAR}, "below 40"),
+    "long": (None, {"calibration": np.tile(families.IDS, 2), **FAR}, "at most 32"),
 }
 
 
@@ -171,8 +196,14 @@ def test_refusals_leave_the_model_as_it_was(name):
 
 
 def test_restore_refuses_models_that_were_not_changed(model):
-    with pytest.raises(ValueError, match="sparsify"):
-        retrofit.restore(model)
+    for other in (model, None):
+        with pytest.raises(ValueError, match="sparsify"):
+            retrofit.restore(other)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(ValueError, match="`model` must be a Keras model"):
+        retrofit.sparsify("llama", families.IDS)
 
 
 def test_windows_of_the_model_hold():

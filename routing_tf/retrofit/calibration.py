@@ -5,6 +5,7 @@ from keras import ops
 from tqdm import tqdm
 
 from routing_tf.layers.routing.online_kmeans import LAYER_NORM_EPSILON
+from routing_tf.layers.support.validation import is_integer
 from routing_tf.retrofit import keras_hub_internals as internals
 from routing_tf.retrofit import swapping
 
@@ -45,8 +46,9 @@ def batches_of(model, calibration):
             continue
         if is_array:
             batch = batch[None]
-        is_pair = isinstance(batch, (list, tuple)) and np.ndim(batch[0])
-        yield _inputs(model, batch[0] if is_pair else batch)
+        if isinstance(batch, (list, tuple)) and not is_integer(batch[0]):
+            batch = batch[0]
+        yield _inputs(model, batch)
 
 
 def _batches_of_text(model, text):

@@ -84,6 +84,8 @@ def test_a_changed_model_is_written_and_scored_once(
     assert said.startswith("nats per token: ")
     assert run(*arguments) == 0
     assert capsys.readouterr().out.splitlines()[-1] == said
+    assert run(*arguments[:3], "--num_recent=9") == 1
+    assert "`--num_recent` must be that of the call" in capsys.readouterr().err
     lm = keras_hub.models.CausalLM.from_preset(str(tmp_path / "sparse"))
     sparse = sum(score(lm, row) for row in scored[:3]) / 3
     original = keras_hub.models.CausalLM.from_preset(str(preset / "gpt2"))

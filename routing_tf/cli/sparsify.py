@@ -8,7 +8,9 @@ r"""Turns the full attention of a trained model of keras_hub into sparse attenti
 with the evaluation.
 """
 
+import json
 import os
+import pathlib
 
 from absl import flags
 
@@ -57,6 +59,8 @@ FLAGS = {
         "tenth; none; or their numbers, separated by commas.",
     ),
 }
+#: Name of the file of flags in a preset.
+MADE_WITH = "sparsify.json"
 SETTINGS = (
     "num_recent",
     "num_sinks",
@@ -75,13 +79,13 @@ def run(options):
     """Changes a model, and scores it, as the flags say."""
     keep_full = _layers(options.keep_full)
     out = options.output_dir
-    is_there = os.path.exists(os.path.join(out, "config.json"))
-    if not is_there:
-        _check_new(options, out)
+    is_there = os.path.exists(os.path.join(out, MADE_WITH))
     if is_there:
+        _check_same(options, out)
         lm = hub_models.load("output_dir", out)
         print(f"goes on with the model in {out!r}")
     else:
+        _check_new(options, out)
         lm = hub_models.load("preset", os.path.expanduser(options.preset))
         _change(lm, options, keep_full)
     if options.evaluate:
@@ -99,6 +103,18 @@ def _layers(text):
             "`--keep_full` must be auto, none, or numbers of layers separated by "
             f"commas. Received: --keep_full={text!r}"
         ) from error
+
+
+def _check_same(options, out):
+    """Refuses flags that differ from those of the call that made the preset."""
+    made = json.loads(pathlib.Path(out, MADE_WITH).read_text())
+    for name, value in made.items():
+        if options[name].present and options[name].value != value:
+            raise ValueError(
+                f"`--{name}` must be that of the call that made `--output_dir`, "
+                f"{value}. Received: --{name}={options[name].value}. Leave it out, or "
+                "name another folder"
+            )
 
 
 def _check_new(options, out):
@@ -131,6 +147,10 @@ def _change(lm, options, keep_full):
     print(report)
     with fill_folder(options.output_dir) as folder:
         lm.save_to_preset(str(folder))
+        made = {
+            name: options[name].value for name in ("preset", "keep_full", *SETTINGS)
+        }
+        pathlib.Path(folder, MADE_WITH).write_text(json.dumps(made, indent=1))
     print(
         "load it, after `from routing_tf import retrofit`, with "
         f"keras_hub.models.CausalLM.from_preset({options.output_dir!r})"

@@ -1,6 +1,7 @@
 """All settings of a model and of its training."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from routing_tf.files.misspelt import did_you_mean
 from routing_tf.models.hyperparameter_checks import HEADS
@@ -110,6 +111,12 @@ class Hyperparameters(*reversed(settings.CLASSES)):
     @classmethod
     def from_dict(cls, fields):
         """Returns the hyperparameters of a dict with some or all of the fields."""
+        is_dict = isinstance(fields, Mapping)
+        if not is_dict or not all(isinstance(name, str) for name in fields):
+            raise ValueError(
+                "`fields` must be a dict of hyperparameters by name. Received: "
+                f"fields={fields!r}"
+            )
         return cls().replace(**fields)
 
     def replace(self, **changes):

@@ -224,3 +224,9 @@ def test_what_sees_later_tokens(changes, full, prefix):
 def test_a_dict_means_what_it_means_as_arguments(fields):
     fields = {"compatibility": None, "train_steps": 5, **fields}
     assert Hyperparameters.from_dict(fields) == Hyperparameters(**fields)
+
+
+@pytest.mark.parametrize("fields", [None, [1], {3: 2}])
+def test_what_is_no_dict_is_refused(fields):
+    with pytest.raises(ValueError, match="`fields` must be a dict"):
+        Hyperparameters.from_dict(fields)

@@ -94,12 +94,6 @@ def test_the_table_of_images_has_the_figures_of_its_record():
         name: [shown(bits[each, data]) for each, data in zip(changes, IMAGES)]
         for name, changes in IMAGE_ROWS.items()
     }
-    names = "token choice, as in the presets", "local", "full"
-    routed, local, full = (rows[name][1].partition(" ")[0] for name in names)
-    assert (
-        f"take {routed} bits per dimension, with local heads {local}, full attention "
-        f"{full}."
-    ) in " ".join((ROOT / "README.md").read_text().split())
 
 
 def test_the_table_of_recall_has_the_figures_of_its_record():

@@ -182,17 +182,12 @@ def score_texts(options):
             f"{type(lm).__name__} in {options.model_dir!r}"
         )
     print(f"model: {options.model_dir}", flush=True)
-    scores = []
-    for path in paths:
-        if not named_files.read_file(path, "texts"):
-            print(f"{path}: empty")
-            continue
-        scores.append(evaluation.score_file(lm, path, options.routing_scope))
-        print(evaluation.describe_score(path, scores[-1]), flush=True)
-    if not scores:
-        raise ValueError(
-            f"`--texts` must name a file that is not empty. Received: {options.texts!r}"
-        )
+    scores = evaluation.score_files(
+        paths,
+        lambda text: lm.score(
+            text, routing_scope=options.routing_scope, too_long="windows"
+        ),
+    )
     total, why_no_words = scoring.join(scores), None
     if options.num_words:
         total = dataclasses.replace(total, num_words=options.num_words)

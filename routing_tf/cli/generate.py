@@ -211,7 +211,10 @@ def run(options):
     generate, others = kinds[type(lm)]
     commands.refuse(options, others, f"with a {type(lm).__name__}")
     given = {name: options[name].value for name in samplers.SAMPLER_FLAGS}
-    sampler = samplers.make_sampler(options.sampler, seed, lm.hyperparameters, **given)
+    name, size = options.sampler, lm.hyperparameters.vocabulary_size
+    if name is None and generate is generate_images:
+        name = "random"
+    sampler = samplers.make_sampler(name, seed, size, **given)
     told = f", seed {seed}" if hasattr(sampler, "seed") else ""
     print(f"model: {options.model_dir}{told}", file=sys.stderr, flush=True)
     generate(lm, sampler, options)

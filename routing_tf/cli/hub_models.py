@@ -2,11 +2,9 @@
 
 import pathlib
 import sys
-import types
 
 from routing_tf.cli import commands
 from routing_tf.cli import samplers
-from routing_tf.files import named_files
 
 MODULES = ("keras_hub.", "routing_tf.retrofit.")
 
@@ -60,8 +58,7 @@ def generate(options, prompts, seed, *unread):
     lm = _loaded(options, *unread)
     given = {name: options[name].value for name in samplers.SAMPLER_FLAGS}
     size = lm.backbone.vocabulary_size
-    of_texts = types.SimpleNamespace(kind="text", vocabulary_size=size)
-    sampler = samplers.make_sampler(options.sampler, seed, of_texts, **given)
+    sampler = samplers.make_sampler(options.sampler, seed, size, **given)
     continuation = texts.HubContinuation(
         lm,
         sampler,
@@ -83,22 +80,12 @@ def score_texts(options, paths, *unread):
     lm = _loaded(options, *unread)
     length = scoring.checked_length(lm, options.length)
     print(f"windows: {length} tokens, each scored alone")
-    found = []
-    for path in paths:
-        text = named_files.read_file(path, "texts").decode("utf-8")
-        if not text:
-            print(f"{path}: empty")
-            continue
-        found.append(scoring.score(lm, text, length))
-        print(evaluation.describe_score(path, found[-1]), flush=True)
-    if not found:
-        raise ValueError(
-            f"`--texts` must name a file that is not empty. Received: {options.texts!r}"
-        )
+    found = evaluation.score_files(paths, lambda text: scoring.score(lm, text, length))
     total = scores.join(found)
     print(evaluation.describe_score("total", total))
     longest = max(found, key=lambda each: each.num_tokens)
-    print(_said(scoring.influence(lm, longest.token_ids[:length])))
+    influence = scoring.influence(lm, longest.token_ids[:length])
+    print(evaluation.describe_influence(influence))
     print(evaluation.final_line_of_texts(total))
 
 
@@ -118,6 +105,7 @@ def export(options, folder, *unread):
 def analyse(options, *unread):
     """Says whether later tokens reach earlier scores of a text."""
     from routing_tf.retrofit import scoring
+    from routing_tf.training import evaluation
 
     if options.what != "causality" or not options.text:
         raise ValueError(
@@ -128,18 +116,4 @@ def analyse(options, *unread):
     lm = _loaded(options, *unread)
     length = scoring.checked_length(lm, options.length)
     ids = scoring.ids_of(lm, options.text)[:length]
-    print(_said(scoring.influence(lm, ids)))
-
-
-def _said(influence):
-    """Returns a line for people, see `evaluation.describe_scope`."""
-    from routing_tf.models.influence import ROUNDING
-
-    if influence is None:
-        return "whether later tokens influence a score was not tried"
-    if influence <= ROUNDING:
-        return "strictly causal: no later token influences a score"
-    return (
-        "WARNING: other later tokens moved scores of earlier ones, by up to "
-        f"{influence:.2g} nats, so the score leaks"
-    )
+    print(evaluation.describe_influence(scoring.influence(lm, ids)))

@@ -18,20 +18,19 @@ SAMPLER_FLAGS = {
 }
 
 
-def make_sampler(name, seed, hyperparameters, **given):
+def make_sampler(name, seed, vocabulary_size, **given):
     """Makes a sampler of keras_hub.
 
-    Without a name, it is `"top_p"`, or `"random"` for images. `given` has the values of
-    `SAMPLER_FLAGS`, None for flags that are not given.
+    Without a name, it is `"top_p"`. `given` has the values of `SAMPLER_FLAGS`, None for
+    flags that are not given.
     """
     import keras_hub
 
-    if name is None:
-        name = "random" if hyperparameters.kind == "image" else "top_p"
+    name = name or "top_p"
     given = {flag: value for flag, value in given.items() if value is not None}
     unread = [flag for flag in given if name not in SAMPLER_FLAGS[flag][0]]
     commands.refuse_flags(unread, f"with --sampler={name}")
-    _check_ranges(hyperparameters.vocabulary_size, **given)
+    _check_ranges(vocabulary_size, **given)
     arguments = {SAMPLER_FLAGS[flag][1]: value for flag, value in given.items()}
     if name == "top_p":
         arguments.setdefault("p", DEFAULT_TOP_P)

@@ -22,6 +22,8 @@ from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
 from routing_tf.files.progress import progress
 
+LENGTH = 2048
+
 FLAGS = {
     **commands.BACKEND,
     "preset": flag_kinds.string(
@@ -42,7 +44,10 @@ FLAGS = {
         "Files or glob patterns, separated by commas."
     ),
     "length": flag_kinds.integer(
-        2048, 4, "Tokens of a window of --evaluate, of which the last 3/4 count."
+        None,
+        4,
+        "Tokens of a window of --evaluate, of which the last 3/4 count. Default: "
+        f"{LENGTH:,}, or the positions that the model has learned, if these are fewer.",
     ),
     "num_recent": flag_kinds.integer(256, 0, "Nearest tokens that a query sees."),
     "num_sinks": flag_kinds.integer(4, 0, "First tokens that all queries see."),
@@ -159,15 +164,11 @@ def _change(lm, options, keep_full):
 
 def _evaluate(lm, options):
     from routing_tf import retrofit
-    from routing_tf.retrofit import keras_hub_internals as internals
     from routing_tf.retrofit import scoring
 
     texts = _texts("evaluate", options.evaluate)
-    length = options.length
-    if not options["length"].present:
-        length = min(length, internals.longest_input(lm) or length)
-    length = scoring.checked_length(lm, length)
-    windows = scoring.windows_of(lm.preprocessor.tokenizer, texts, length)
+    length = scoring.checked_length(lm, options.length, default=LENGTH)
+    windows = scoring.windows_of(lm, texts, length)
     figures = scoring.Figures(os.path.join(options.output_dir, scoring.FIGURES))
     means = []
     for name in ("sparse", "full"):

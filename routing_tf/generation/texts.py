@@ -168,8 +168,7 @@ class Continuation:
 
     @property
     def _takes_sources(self):
-        hyperparameters = getattr(self.lm, "hyperparameters", None)
-        return hyperparameters is not None and hyperparameters.kind == "seq2seq"
+        return self.lm.hyperparameters.kind == "seq2seq"
 
     def _inputs(self, samples):
         """Returns the inputs of `lm.generate_step`."""

@@ -17,14 +17,15 @@ from routing_tf.retrofit import keras_hub_internals as internals
 FIGURES = "evaluation.json"
 
 
-def checked_length(lm, length=None, flag="length"):
+def checked_length(lm, length=None, flag="length", default=None):
     """Returns a number of tokens that a model takes.
 
-    None (the default) for that of the preprocessor, at most that of learned positions.
+    None (the default) for `default`, or that of the preprocessor; at most that of
+    learned positions.
     """
     longest = internals.longest_input(lm)
     if length is None:
-        length = lm.preprocessor.sequence_length
+        length = default or lm.preprocessor.sequence_length
         return min(length, longest or length)
     if longest is not None and length > longest:
         raise ValueError(
@@ -34,7 +35,7 @@ def checked_length(lm, length=None, flag="length"):
     return length
 
 
-def windows_of(tokenizer, texts, length):
+def windows_of(lm, texts, length):
     """Cuts texts into windows, `<int32>[number, length]`; ends are left out.
 
     Raises:
@@ -42,7 +43,7 @@ def windows_of(tokenizer, texts, length):
     """
     rows = []
     for text in texts:
-        ids = np.asarray(ops.convert_to_numpy(tokenizer(text)), "int32")
+        ids = ids_of(lm, text)
         rows.extend(ids[: len(ids) // length * length].reshape(-1, length))
     if not rows:
         raise ValueError(

@@ -15,6 +15,8 @@ class HubContinuation(Continuation):
     Args: as of `Continuation`; `lm` is a `CausalLM` of keras_hub.
     """
 
+    _takes_sources = False
+
     def samples(self, prompts, num_samples, stop_strings=()):
         """Returns the texts that will grow, `num_samples` for each prompt.
 

@@ -108,17 +108,24 @@ def describe_scope(hyperparameters, routing_scope, influence):
             f"{line}WARNING: later tokens take part in choosing the members of "
             "clusters, so the score leaks: sampling may not reach it"
         )
-    if influence is None:
-        return f"{line}whether later tokens influence a score was not tried"
-    if not influence <= ROUNDING:
-        return (
-            f"{line}WARNING: other later tokens moved scores of earlier ones, by up to "
-            f"{influence:.2g} nats, so the score leaks: sampling may not reach it. Do "
-            "all layers follow the causal mask?"
-        )
+    if influence is None or not influence <= ROUNDING:
+        return line + describe_influence(influence)
     if hyperparameters.sees_later_tokens("full"):
         return f"{line}every token only from those before it, as in sampling"
-    return "strictly causal: no later token influences a score"
+    return describe_influence(influence)
+
+
+def describe_influence(influence):
+    """Returns a line for people: whether later tokens were found to move scores."""
+    if influence is None:
+        return "whether later tokens influence a score was not tried"
+    if influence <= ROUNDING:
+        return "strictly causal: no later token influences a score"
+    return (
+        "WARNING: other later tokens moved scores of earlier ones, by up to "
+        f"{influence:.2g} nats, so the score leaks: sampling may not reach it. Do all "
+        "layers follow the causal mask?"
+    )
 
 
 def final_line(problem, split, evaluation):
@@ -127,13 +134,33 @@ def final_line(problem, split, evaluation):
     return f"held-out {problem.metric_name}: {value:.4f}"
 
 
-def score_file(lm, path, routing_scope):
-    """Scores a file of UTF-8 text, every token once, as `lm.score` does."""
-    try:
-        content = named_files.read_file(path, "texts").decode("utf-8")
-        return lm.score(content, routing_scope=routing_scope, too_long="windows")
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be scored: {error}") from error
+def score_files(paths, score):
+    """Scores files of UTF-8 text that are not empty, and prints a line for each.
+
+    Args:
+        paths: list of paths, of `--texts`.
+        score: function of a text that returns its `Score`.
+
+    Returns:
+        List of `Score`.
+    """
+    scores = []
+    for path in paths:
+        text = named_files.read_file(path, "texts").decode("utf-8")
+        if not text:
+            print(f"{path}: empty")
+            continue
+        try:
+            scores.append(score(text))
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be scored: {error}") from error
+        print(describe_score(path, scores[-1]), flush=True)
+    if not scores:
+        raise ValueError(
+            "`--texts` must name a file that is not empty. Received: "
+            f"{', '.join(map(str, paths))}"
+        )
+    return scores
 
 
 def describe_score(name, score, why_no_words=None):

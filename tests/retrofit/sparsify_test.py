@@ -121,8 +121,8 @@ def test_texts_are_cut_to_the_positions_of_the_model():
         backbone=families.backbone("GPT2"), preprocessor=preprocessor
     )
     for texts in ("a" * 80, iter(["a" * 80]), [b"a" * 80], np.array(["a" * 80])):
-        retrofit.sparsify(model, texts, keep_full=(), **FAR)
-        retrofit.restore(model)
+        report = retrofit.sparsify(model, texts, keep_full=(), **FAR)
+        assert retrofit.restore(report.model) is model
 
 
 def test_each_sequence_has_centroids_of_its_own(model):

@@ -66,6 +66,7 @@ def test_a_new_file_needs_no_line_elsewhere(tmp_path, monkeypatch):
         ("train", ["--hparams=routing=tokenchoice"], "Did you mean 'token_choice'"),
         ("train", ["--hparams=ema"], "`--hparams` must be name=value, joined by"),
         ("train", ["--import=my_head"], "`--import` must name modules that Python"),
+        ("train", ["--import=json.py"], "`--import` must name modules that Python"),
         ("train", ["--problem=enwik"], "Received: --problem=enwik. Did you mean"),
         ("train", ["--files=no*where"], "`--files` must name existing files"),
         ("train", ["--problem_option=folder=no"], "`--problem_option=folder` must exi"),

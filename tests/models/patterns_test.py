@@ -10,7 +10,9 @@ import keras_hub
 import numpy as np
 import pytest
 
+from routing_tf import layers
 from routing_tf import models
+from routing_tf.models import feed_forwards
 from routing_tf.models import patterns
 from routing_tf.models import stack
 from routing_tf.zoo import FEED_FORWARDS
@@ -289,3 +291,21 @@ def test_centroids_of_a_pattern_move_as_hyperparameters_say():
     assert not group.share_query_key
     with pytest.raises(ValueError, match="Pass `share_query_key=False`"):
         h.replace(share_query_key=True, num_key_value_heads=2)
+
+
+@pytest.mark.parametrize("name", ["full", "multipole", ""])
+def test_names_of_the_package_are_not_registered_anew(name):
+    pattern = PATTERNS["sliding"]
+    with pytest.raises(ValueError, match="`name` must"):
+        patterns.register(name, pattern)
+
+
+@pytest.mark.parametrize("name", ["geglu", "mixture_of_experts"])
+def test_feed_forwards_of_the_package_are_not_registered_anew(name):
+    with pytest.raises(ValueError, match="`name` must"):
+        feed_forwards.register(name, lambda place, **options: None)
+
+
+def test_what_is_no_pattern_is_not_registered():
+    with pytest.raises(ValueError, match="`pattern` must"):
+        patterns.register("mine", layers.FullHeads)

@@ -165,6 +165,27 @@ def test_a_match_that_is_not_read_teaches(summaries):
     assert np.any(gradient[:, :, 3:40:2]) == summaries
 
 
+def test_padding_before_a_document_moves_its_gradients():
+    group, number = made(**ALIGNED), 7
+    arrays = dict(zip(("query", "key", "value"), inputs()))
+
+    def gradients(**given):
+        return golden_cases.gradients(
+            group,
+            lambda output, _: keras.ops.sum(keras.ops.sin(output)),
+            {**given, "use_causal_mask": True},
+            wrt=tuple(arrays),
+            variables={},
+        ).inputs
+
+    before = [(0, 0), (0, 0), (number, 0), (0, 0)]
+    padded = {name: np.pad(x, before) for name, x in arrays.items()}
+    mask = np.broadcast_to(np.arange(number + LENGTH) >= number, (2, number + LENGTH))
+    found = gradients(**padded, query_mask=mask, value_mask=mask)
+    for name, gradient in gradients(**arrays).items():
+        golden_cases.assert_close(found[name], np.pad(gradient, before), 1e-5)
+
+
 @pytest.mark.parametrize(
     "case",
     [

@@ -19,7 +19,7 @@ from routing_tf.cli import problem_options
 from routing_tf.files.splits import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems.datasets import image_folder
-from routing_tf.problems.datasets import tfds_images as images
+from routing_tf.problems.datasets import small_images as images
 from tests.problems.prepared import get
 from tests.problems.prepared import trust
 from tests.problems.prepared import write_tar

@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems.arguments import check_lengths
 from routing_tf.problems.arguments import check_split
 from routing_tf.problems.arguments import check_worker

@@ -12,8 +12,8 @@ import threading
 import tensorflow_datasets as tfds
 
 from routing_tf.files.named_files import identity
+from routing_tf.files.names import SPLITS
 from routing_tf.files.raw_files import file_size
-from routing_tf.files.splits import SPLITS
 from routing_tf.problems import builders
 
 # Percent of the data in each held-out split.

@@ -9,12 +9,12 @@ import pytest
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems.datasets import own_texts
 from routing_tf.problems.text import WholeLines
 from routing_tf.problems.text import joined
-from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from tests.problems.prepared import write_vocabulary
 
 LENGTH = 16
@@ -233,7 +233,7 @@ def test_without_a_folder_all_is_in_memory(files, tmp_path, on_disk, monkeypatch
 def test_ids_lie_beside_the_run(files, tmp_path, on_disk):
     h = models.preset_hyperparameters("byte_tiny").replace(max_sequence_length=LENGTH)
     options = {"files": ",".join(files)}
-    _, problem = run_config.configure(
+    _, problem = run_folder.configure(
         "text_files", h, model_dir=tmp_path / "run", problem_options=options
     )
     assert isinstance(problem.ids("train"), np.memmap)

@@ -5,7 +5,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.translate import wmt14
 
 from routing_tf import problems
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems.datasets.pairs import WmtProblem
 from tests.problems import prepared

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 
 from routing_tf.files import named_files
 from routing_tf.files import raw_files
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 
 # A download that has not grown for this long belongs to a killed process.
 SECONDS_UNTIL_GIVEN_UP = 3600.0

@@ -16,7 +16,7 @@ from PIL import Image
 from PIL import ImageOps
 
 from routing_tf.files import named_files
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import array_store
 from routing_tf.problems.arguments import boolean

@@ -15,7 +15,7 @@ from absl import logging
 from routing_tf.files import raw_files
 from routing_tf.files.named_files import find_files
 from routing_tf.files.named_files import split_paths
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems.registry import register
 from routing_tf.problems.sources import OwnFiles
 from routing_tf.problems.sources import check_no_raw_dir

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 
 from routing_tf.files import raw_files
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import vocabularies
 from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register

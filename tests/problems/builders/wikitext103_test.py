@@ -6,7 +6,7 @@ from unittest import mock
 import pytest
 import tensorflow_datasets as tfds
 
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import builders
 from routing_tf.problems.builders import wikipedia
 from tests.problems.prepared import write_zip

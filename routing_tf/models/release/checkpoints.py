@@ -20,7 +20,7 @@ from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.release import variable_names
 from routing_tf.models.release.conversion import hyperparameters_from_release
 from routing_tf.models.release.conversion import read_hparams
-from routing_tf.settings.release_sets import RELEASE_SETS
+from routing_tf.settings.presets import RELEASE_SETS
 from routing_tf.tokenizers import SubwordTokenizer
 
 _SCOPES = {

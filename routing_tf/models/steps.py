@@ -8,7 +8,9 @@ tokens decide who is a member, each step computes the whole row again instead, w
 padding after the prefix.
 
 `continue_rows` continues rows in a compiled function, for `generate` and SavedModels;
-`stream` does so in Python, for endless texts and for progress that is shown.
+`stream` does so in Python, for endless texts and for progress that is shown. They are
+two because the loop is compiled in one and yields tokens in the other; also, that of a
+sampler may choose among beams.
 """
 
 import math

@@ -24,13 +24,22 @@ def known_values(x):
         return None
 
 
-def known_index(index):
-    """Returns an index as an integer; as it is where it is traced, or no index."""
+def checked_index(index):
+    """Returns a `cache_index` as an integer, 0 for None; as it is while traced."""
+    if index is None:
+        return 0
+    if type(index) is int or is_integer(index):
+        return int(index)
     dtype = getattr(index, "dtype", None)
-    if dtype is None or isinstance(index, keras.KerasTensor):
-        return index
-    if tuple(index.shape) != () or not keras.backend.is_int_dtype(dtype):
-        return index
+    is_whole = dtype is not None and keras.backend.is_int_dtype(dtype)
+    if not is_whole or tuple(index.shape) != ():
+        shape = getattr(index, "shape", None)
+        received = repr(index) if shape is None else f"{dtype}{tuple(shape)}"
+        raise ValueError(
+            "`cache_index` must be an integer or a scalar tensor of integers, the "
+            "number of tokens that all sequences of the cache were fed. Received: "
+            f"cache_index={received}"
+        )
     value = known_values(index)
     return index if value is None else int(value)
 

@@ -1,12 +1,11 @@
 """What a cache of a causal Perceiver has room for."""
 
-from routing_tf.layers.attention.stepping import checked_index
 from routing_tf.layers.caches import next_token
 
 
 def first_latent(perceiver, inputs, cache):
     """Checks the inputs after a cache; returns the place of the first latent."""
-    length, index = inputs.shape[1], checked_index(cache.cache_index)
+    length, index = inputs.shape[1], cache.cache_index
     rows = cache.cache["readings"][0]["rows"]
     sequences = rows.shape[0], inputs.shape[0]
     if None not in sequences and sequences[0] != sequences[1]:

@@ -44,42 +44,38 @@ def checked_index(index):
     return index if value is None else int(value)
 
 
-def check_positive_integer(name, value):
+def check_positive_integer(name, value, rule="a positive integer"):
     """Returns an integer of at least 1 as an `int`; else raises a `ValueError`."""
     if not is_integer(value) or value < 1:
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {name}={value!r}"
-        )
+        raise ValueError(f"`{name}` must be {rule}. Received: {name}={value!r}")
     return int(value)
 
 
 def check_optional_integer(name, value):
     """Does what `check_positive_integer` does; None stays None."""
-    return None if value is None else check_positive_integer(name, value)
+    rule = "a positive integer or None"
+    return None if value is None else check_positive_integer(name, value, rule)
 
 
-def check_non_negative_integer(name, value):
+def check_non_negative_integer(name, value, rule="an integer of at least 0"):
     """Returns an integer of at least 0 as an `int`; else raises a `ValueError`."""
     if not is_integer(value) or value < 0:
-        raise ValueError(
-            f"`{name}` must be an integer of at least 0. Received: {name}={value!r}"
-        )
+        raise ValueError(f"`{name}` must be {rule}. Received: {name}={value!r}")
     return int(value)
 
 
-def check_positive_number(name, value):
+def check_positive_number(name, value, rule="a positive number"):
     """Returns a finite number above 0; else raises a `ValueError`."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf:
-        raise ValueError(
-            f"`{name}` must be a positive number. Received: {name}={value!r}"
-        )
+        raise ValueError(f"`{name}` must be {rule}. Received: {name}={value!r}")
     return int(value) if is_integer(value) else float(value)
 
 
 def check_optional_number(name, value):
     """Does what `check_positive_number` does; None stays None."""
-    return None if value is None else check_positive_number(name, value)
+    rule = "a positive number or None"
+    return None if value is None else check_positive_number(name, value, rule)
 
 
 def check_not_negative(name, value):
@@ -145,7 +141,8 @@ def check_flag(name, value):
 
 def check_seed(name, value):
     """Does what `check_non_negative_integer` does; None stays None."""
-    return None if value is None else check_non_negative_integer(name, value)
+    rule = "an integer of at least 0 or None"
+    return None if value is None else check_non_negative_integer(name, value, rule)
 
 
 def initializer(name, value):

@@ -76,7 +76,7 @@ def call_with_cache(attention, query, masks, cache):
         cache = _restarted(attention, cache)
     if len(query.shape) != 3:
         raise ValueError(
-            "`query` must be (batch, length, dim) behind the tokens of a cache, on "
+            "`query` must be (batch, length, dim) after the tokens of a cache, on "
             "two axes of positions in their blocked order. Received: query.shape="
             f"{tuple(query.shape)} with cache_index={index}"
         )

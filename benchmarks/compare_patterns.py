@@ -39,7 +39,7 @@ from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import checkpoints
 from routing_tf.training import evaluation
 from routing_tf.training import loading
-from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from routing_tf.zoo import FEED_FORWARDS
 
 PRESET = "python_small"
@@ -161,7 +161,7 @@ def score(folder, num_examples):
     Returns:
         Dict from the routing scope to bits per byte.
     """
-    config = run_config.RunConfig.load(folder)
+    config = run_folder.RunConfig.load(folder)
     problem = config.make_problem()
     lm = loading.load_language_model(checkpoints.paths(folder)[-1])
     scopes = ["full"]
@@ -205,7 +205,7 @@ def training_step(pattern, key_shift, hparams):
     """Returns a function that takes a training step; how many tokens and weights."""
     changes = parse_overrides(hparams or "") | changes_of(pattern, key_shift)
     settings = preset_hyperparameters(PRESET).replace(**changes)
-    config, problem = run_config.configure("python_source", settings)
+    config, problem = run_folder.configure("python_source", settings)
     lm = training.build_model(config.hyperparameters, problem)
     training.compile_for_training(lm)
     batch_size = evaluation.batch_size_of(config.hyperparameters, problem)

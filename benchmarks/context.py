@@ -24,7 +24,7 @@ from routing_tf.models.compiled import compiled
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.training import checkpoints
 from routing_tf.training import loading
-from routing_tf.training import run_config
+from routing_tf.training import run_folder
 
 CONTEXTS = ["64", "256", "512", "1024", "2048", "4096", "8192", "16384"]
 
@@ -176,7 +176,7 @@ def score_run(options, pattern, shift, contexts, figures):
             "Run benchmarks.compare_patterns first"
         )
     lm = loading.load_language_model(saved[-1])
-    problem = run_config.RunConfig.load(folder).make_problem()
+    problem = run_folder.RunConfig.load(folder).make_problem()
     windows = spans_of(
         text_of(problem, longest), options.span, options.num_spans, longest
     )

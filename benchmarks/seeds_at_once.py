@@ -28,7 +28,7 @@ from routing_tf.cli import problem_options
 from routing_tf.models.hyperparameters import parse_overrides
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.training import evaluation
-from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from routing_tf.training.engines.jax_engine import one_step
 from routing_tf.training.engines.step import TrainingStep
 
@@ -91,7 +91,7 @@ def train(options):
     name, own = options.problem, problem_options.parse(options.problem_option)
     if options.files:
         name, own = "text_files", {**own, "files": options.files}
-    config, problem = run_config.configure(name, settings, problem_options=own)
+    config, problem = run_folder.configure(name, settings, problem_options=own)
     size = evaluation.batch_size_of(config.hyperparameters, problem)
     states, data = [], []
     for seed in map(int, options.seeds):

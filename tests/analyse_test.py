@@ -14,7 +14,7 @@ from routing_tf.analysis.windows import text_window
 from routing_tf.cli import analyse
 from routing_tf.training import evaluation
 from routing_tf.training import loading
-from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from tests import runs
 from tests import small_problems
 
@@ -292,7 +292,7 @@ def test_the_metric_and_the_split_of_the_problem(tmp_path, run, monkeypatch):
     missing = {"train", "validation"}
     monkeypatch.setattr(small_problems.Words, "missing", missing)
     _, (scores, difference, _) = causality(run, tmp_path)
-    problem = run_config.RunConfig.load(tmp_path).make_problem()
+    problem = run_folder.RunConfig.load(tmp_path).make_problem()
     lm = loading.load_language_model(tmp_path)
     nats = evaluation.evaluate(lm, problem, "test", 3).nats_per_token
     (found,) = re.findall(r"held-out perplexity per word: (\S+) in the", scores)

@@ -11,15 +11,15 @@ from routing_tf.analysis import looks
 from routing_tf.cli import analyse
 from routing_tf.cli import commands
 from routing_tf.cli import convert
-from routing_tf.cli import copies
 from routing_tf.cli import datagen
 from routing_tf.cli import evaluate
 from routing_tf.cli import export
+from routing_tf.cli import flag_kinds
 from routing_tf.cli import generate
 from routing_tf.cli import problem_options
 from routing_tf.cli import sparsify
 from routing_tf.cli import train
-from routing_tf.generation import pictures
+from routing_tf.generation import display
 from routing_tf.generation import texts
 from routing_tf.layers.heads import routed
 from routing_tf.models import build
@@ -143,11 +143,13 @@ def test_copies_equal_what_they_are_copies_of():
         "STRATEGIES": engines.STRATEGIES,
         "ON_NAN": trainer.ON_NAN,
         "MAX_DEFAULT_LENGTH": texts.MAX_DEFAULT_LENGTH,
-        "DEFAULT_LABELS": pictures.DEFAULT_LABELS,
+        "DEFAULT_LABELS": display.DEFAULT_LABELS,
         "DEFAULT_LENGTHS": looks.DEFAULT_LENGTHS,
         "DEFAULT_EXAMPLES": looks.DEFAULT_EXAMPLES,
     }
-    copied = {name: getattr(copies, name) for name in vars(copies) if name.isupper()}
+    copied = {
+        name: getattr(flag_kinds, name) for name in vars(flag_kinds) if name.isupper()
+    }
     assert copied == owned
 
 

@@ -11,7 +11,7 @@ from routing_tf.models.scoring import Score
 from routing_tf.training import checkpoints
 from routing_tf.training import evaluation
 from routing_tf.training import loading
-from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from tests import runs
 from tests import small_problems
 
@@ -69,7 +69,7 @@ def test_other_data(model_dir, other, run):
 
 
 def test_files_of_the_run_are_never_scored_whole(model_dir, tmp_path, other, run):
-    own = run_config.RunConfig.load(model_dir).problem_options["files"]
+    own = run_folder.RunConfig.load(model_dir).problem_options["files"]
     (tmp_path / "link.txt").symlink_to(own)
     (tmp_path / "hard.txt").hardlink_to(own)
     for name in (own, tmp_path / "link.txt", tmp_path / "hard.txt"):
@@ -96,7 +96,7 @@ def test_a_checkpoint_of_a_run(ending, model_dir, run, refused):
 
 def test_changed_data(model_dir, refused, monkeypatch):
     """Also for the test split, which a run does not use."""
-    problem_class = type(run_config.RunConfig.load(model_dir).make_problem())
+    problem_class = type(run_folder.RunConfig.load(model_dir).make_problem())
     encode = problem_class.encode
     monkeypatch.setattr(problem_class, "encode", lambda *text: encode(*text)[::-1])
     said = refused(evaluate, f"--model_dir={model_dir}")
@@ -104,7 +104,7 @@ def test_changed_data(model_dir, refused, monkeypatch):
 
 
 def test_larger_vocabulary(model_dir, refused, monkeypatch):
-    problem_class = type(run_config.RunConfig.load(model_dir).make_problem())
+    problem_class = type(run_folder.RunConfig.load(model_dir).make_problem())
     monkeypatch.setattr(problem_class, "vocabulary_size", 300)
     said = refused(evaluate, f"--model_dir={model_dir}")
     assert "300 ids of text_files, 258 of the model" in said

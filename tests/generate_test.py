@@ -18,7 +18,7 @@ from routing_tf.generation import texts
 from routing_tf.problems import image
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import loading
-from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from tests import command_line
 from tests import runs
 from tests import small_problems as small_problems
@@ -366,7 +366,7 @@ def test_completions_of_images(images, tmp_path, run):
     options += [f"--output_file={path}", "--split=validation"]
     run(f"--model_dir={images}", *options)
     given, first, second, true = read_picture(path)
-    problem = run_config.RunConfig.load(images).make_problem()
+    problem = run_folder.RunConfig.load(images).make_problem()
     expected = problem.images("validation")[:4, ..., 0]
     np.testing.assert_array_equal(true, expected.astype("int64") * 255 // 4)
     for each in (given, first, second):

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from routing_tf import __main__ as front
 from routing_tf.cli import datagen
-from routing_tf.cli import main as front
 from tests.command_line import ROOT
 from tests.command_line import python
 

@@ -11,7 +11,6 @@ import pytest
 from routing_tf import training
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import checkpoints
-from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from tests import runs
 from tests.problems.prepared import write_vocabulary
@@ -23,7 +22,7 @@ ROT13 = str.maketrans("abcdefghijklm", "nopqrstuvwxyz")
 def configure(folder, **options):
     """Settings and problem of a run on the files of a folder."""
     files = {"files": str(folder / "text"), "vocabulary": str(folder / "vocabulary")}
-    return run_config.configure(
+    return run_folder.configure(
         "text_files", HYPERPARAMETERS, problem_options=files, **options
     )
 
@@ -48,7 +47,7 @@ def folder(first, tmp_path):
     """A copy of it."""
     folder = tmp_path / "copy"
     shutil.copytree(first, folder)
-    config = run_config.RunConfig.load(folder / "run")
+    config = run_folder.RunConfig.load(folder / "run")
     files = {
         name: str(folder / pathlib.Path(path).name)
         for name, path in config.problem_options.items()
@@ -67,7 +66,7 @@ def reverse(path):
 def test_the_vocabulary_that_a_run_began_with_counts(folder, change):
     _, before = configure(folder)
     change(folder / "vocabulary")
-    earlier = run_config.RunConfig.load(folder / "run")
+    earlier = run_folder.RunConfig.load(folder / "run")
     config, problem = configure(folder, model_dir=folder / "run")
     assert config == earlier
     np.testing.assert_array_equal(problem.ids("test"), before.ids("test"))
@@ -80,7 +79,7 @@ def test_a_new_run_has_no_vocabulary_of_its_own(folder):
     shutil.rmtree(folder / "run" / "checkpoints")
     config, problem = configure(folder, model_dir=folder / "run")
     assert problem.vocabulary == str(folder / "vocabulary")
-    assert config != run_config.RunConfig.load(folder / "run")
+    assert config != run_folder.RunConfig.load(folder / "run")
 
 
 def test_other_tokenizers_are_refused(first, folder):
@@ -98,7 +97,7 @@ def test_other_tokenizers_are_refused(first, folder):
 def test_changed_data_of_the_same_size_is_noticed(folder):
     text = folder / "text"
     text.write_text(text.read_text().translate(ROT13))
-    earlier = run_config.RunConfig.load(folder / "run")
+    earlier = run_folder.RunConfig.load(folder / "run")
     config, problem = configure(folder, model_dir=folder / "run")
     # As if it were not noticed by the number of subwords.
     config = dataclasses.replace(config, num_tokens=earlier.num_tokens)
@@ -115,7 +114,7 @@ def test_damaged_settings(folder, name, value):
     path = folder / "run" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     with pytest.raises(ValueError, match=f"run.json.*`{name}` must be a dict"):
-        run_config.RunConfig.load(folder / "run")
+        run_folder.RunConfig.load(folder / "run")
 
 
 def test_a_vocabulary_that_is_no_text(folder):
@@ -138,6 +137,6 @@ def test_a_full_disk_is_named(folder, monkeypatch):
         raise OSError(27, "File too large")
 
     monkeypatch.setattr(pathlib.Path, "write_text", refuse)
-    config = run_config.RunConfig.load(folder / "run")
+    config = run_folder.RunConfig.load(folder / "run")
     with pytest.raises(OSError, match="run.json' must be written; .*: File too large"):
         config.save(folder / "run")

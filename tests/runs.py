@@ -4,7 +4,6 @@ import json
 
 from routing_tf import models
 from routing_tf import training
-from routing_tf.training import run_config
 from routing_tf.training import run_folder
 
 HPARAMS = (
@@ -31,7 +30,7 @@ def settings(changes, preset="byte_tiny"):
 
 def saved(folder, problem, hyperparameters, step=0, **fields):
     """Writes the folder of a run with random weights, and returns it."""
-    config, problem = run_config.configure(problem, hyperparameters, **fields)
+    config, problem = run_folder.configure(problem, hyperparameters, **fields)
     lm = training.build_model(config.hyperparameters, problem)
     run_folder.save_run(config, lm, folder, step)
     return folder

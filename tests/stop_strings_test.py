@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from routing_tf.generation.stop_strings import StopStrings
+from routing_tf.generation.texts import StopStrings
 
 
 def cut(text, strings):

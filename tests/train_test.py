@@ -11,7 +11,6 @@ from routing_tf.cli import train
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.training import checkpoints
 from routing_tf.training import loading
-from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from tests import command_line
 from tests import runs
@@ -103,7 +102,7 @@ def test_a_run_on_images_of_ones_own(tmp_path, run, refused):
     out = run(model_dir, *options, f"--hparams={tiny}", "--train_steps=2")
     assert "images: train 4, validation 4; 3 x 5 x 3" in out
     assert "model: images_small" in out
-    h = run_config.RunConfig.load(tmp_path / "run").hyperparameters
+    h = run_folder.RunConfig.load(tmp_path / "run").hyperparameters
     assert (h.image_height, h.image_width, h.num_channels) == (3, 5, 3)
     assert (h.num_classes, h.vocabulary_size) == (2, 256)
     # A run that was begun goes on.
@@ -134,7 +133,7 @@ def test_splits_of_a_run(tmp_path, run, refused, monkeypatch):
     # 31 windows of 32 ids in an epoch
     assert "3 steps of 128 tokens of validation, 0.387 epochs" in out
     assert "\ntest: 128 tokens scored" in out
-    config = run_config.RunConfig.load(tmp_path)
+    config = run_folder.RunConfig.load(tmp_path)
     assert config.problem_options == {"train_split": "validation", "eval_split": "test"}
     assert config.num_tokens == {"validation": 1000, "test": 300}
     # The split that the run has may be named once more.
@@ -190,7 +189,7 @@ def test_a_run_on_pairs_of_texts(tmp_path, run):
     assert lines[place + 1 : place + 5] == shown
     value = runs.metrics(tmp_path)[-1]["held_out_perplexity_per_token"]
     assert lines[-1] == f"held-out perplexity per token: {value:.4f}"
-    config = run_config.RunConfig.load(tmp_path)
+    config = run_folder.RunConfig.load(tmp_path)
     assert config.hyperparameters.vocabulary_size == 258
     assert config.problem_options == {}
     lm = loading.load_language_model(tmp_path)
@@ -230,7 +229,7 @@ def test_a_finished_run_is_evaluated_again(steps, more, finished, run):
 def test_flags_left_out_are_those_of_the_run(finished, arguments):
     model_dir = f"--model_dir={finished}"
     config = configure(model_dir)
-    assert config == run_config.RunConfig.load(finished)
+    assert config == run_folder.RunConfig.load(finished)
     assert config == configure(model_dir, *arguments, "--train_steps=4", "--seed=3")
     assert configure(model_dir, "--train_steps=9").hyperparameters.train_steps == 9
 
@@ -282,7 +281,7 @@ def test_how_a_run_computes_is_remembered(arguments, run, refused, tmp_path):
     out = run(model_dir, "--train_steps=2", "--sample_bytes=0", "--eval_examples=3")
     assert "continuing at step 1" in out and "bfloat16" in out
     assert "anew: 96 held-out tokens are scored now, 64 before" in out
-    config = run_config.RunConfig.load(tmp_path)
+    config = run_folder.RunConfig.load(tmp_path)
     assert config.accumulation_steps == 2
     assert config.hyperparameters.remat
     lm = loading.load_language_model(tmp_path)

@@ -18,7 +18,6 @@ from routing_tf.training import checkpoints
 from routing_tf.training import engines
 from routing_tf.training import evaluation
 from routing_tf.training import loading
-from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from routing_tf.training.engines.step import Report
 from tests import golden_cases
@@ -54,7 +53,7 @@ def configure(text_file):
     def configure(seed=0, init_checkpoint=None, **changes):
         options = {"seed": seed, "init_checkpoint": init_checkpoint}
         options["problem_options"] = {"files": text_file}
-        return run_config.configure("text_files", tiny(**changes), **options)
+        return run_folder.configure("text_files", tiny(**changes), **options)
 
     return configure
 
@@ -366,7 +365,7 @@ class TestPairs:
 
     def configure(self, **changes):
         settings = models.hyperparameters.parse_overrides(runs.PAIRS_HPARAMS)
-        return run_config.configure("test_copy", tiny(**{**settings, **changes}))
+        return run_folder.configure("test_copy", tiny(**{**settings, **changes}))
 
     def test_scores_are_those_of_the_logits(self, tmp_path):
         config, problem = self.configure()
@@ -551,26 +550,26 @@ class TestRunConfig:
         splits = ("train", "validation")
         assert config.num_tokens == {x: problem.num_tokens(x) for x in splits}
         config.save(tmp_path)
-        assert run_config.RunConfig.load(tmp_path) == config
-        config.check_continues(run_config.RunConfig.load(tmp_path), tmp_path)
-        assert run_config.RunConfig.load(tmp_path / "nowhere") is None
+        assert run_folder.RunConfig.load(tmp_path) == config
+        config.check_continues(run_folder.RunConfig.load(tmp_path), tmp_path)
+        assert run_folder.RunConfig.load(tmp_path / "nowhere") is None
 
     @pytest.mark.parametrize("text", ["{", "{}", '{"hyperparameters": {"a": 1}}'])
     def test_damaged_file(self, tmp_path, text):
         (tmp_path / "run.json").write_text(text)
         with pytest.raises(ValueError, match="must hold a run.json of this version"):
-            run_config.RunConfig.load(tmp_path)
+            run_folder.RunConfig.load(tmp_path)
 
     def test_windows_longer_than_the_model(self, text_file):
         options = {"files": text_file, "sequence_length": LENGTH + 1}
         h = tiny(truncate_length=9)
         with pytest.raises(ValueError, match="`truncate_length`. Received: 33 and 9"):
-            run_config.configure("text_files", h, problem_options=options)
+            run_folder.configure("text_files", h, problem_options=options)
         assert problems.get_class("text_files").options_for(h)["sequence_length"] == 9
 
     def test_shorter_windows(self, text_file):
         options = {"files": text_file, "sequence_length": "16"}
-        config, problem = run_config.configure(
+        config, problem = run_folder.configure(
             "text_files", tiny(), problem_options=options
         )
         assert problem.sequence_length == 16

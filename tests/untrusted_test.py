@@ -26,7 +26,7 @@ from routing_tf.problems import array_store
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers import WordTokenizer
-from routing_tf.training import run_config
+from routing_tf.training import run_folder
 from tests import golden_cases
 from tests.models.checkpoints_test import write_checkpoint
 
@@ -361,9 +361,9 @@ def test_a_run_reads_the_heads_that_it_has_written(tmp_path, trusted):
         zoo.ReformerHeads(2, 4, 8, relative_key_initializer=OwnInitializer()),
     ]
     h = models.Hyperparameters(routed_heads=heads)
-    config = run_config.RunConfig("copy", h)
+    config = run_folder.RunConfig("copy", h)
     config.save(tmp_path)
-    assert run_config.RunConfig.load(tmp_path) == config
+    assert run_folder.RunConfig.load(tmp_path) == config
 
 
 def test_a_trained_model_is_loaded_without_its_optimizer(originals, tmp_path):

@@ -28,7 +28,7 @@ from benchmarks.tasks.settings import FIRST_LAYERS
 from benchmarks.tasks.settings import LOCAL
 from benchmarks.tasks.settings import TASKS
 from benchmarks.tasks.settings import Settings
-from routing_tf.files.misspelt import did_you_mean
+from routing_tf.files.names import did_you_mean
 from routing_tf.models import patterns
 from routing_tf.models.hyperparameters import parse_overrides
 

@@ -1,6 +1,8 @@
 """The output of `analyse`: a method for each value of `--what`."""
 
+import csv
 import dataclasses
+import sys
 
 import numpy as np
 
@@ -8,21 +10,64 @@ from routing_tf.analysis import marked_text
 from routing_tf.analysis import pictures
 from routing_tf.analysis import reads as reading
 from routing_tf.analysis import report
-from routing_tf.analysis import shown_texts
 from routing_tf.analysis.causality import find_leaks
-from routing_tf.analysis.clusters import find_cluster
 from routing_tf.analysis.decoding import compare_decoding
+from routing_tf.analysis.decoding import compare_scopes
 from routing_tf.analysis.heads import compare_heads
 from routing_tf.analysis.probe import Probe
-from routing_tf.analysis.scopes import compare_scopes
+from routing_tf.analysis.reads import find_cluster
 from routing_tf.analysis.windows import complete_windows
 from routing_tf.analysis.windows import text_window
-from routing_tf.files.folders import make_folder
+from routing_tf.files.named_files import make_folder
 from routing_tf.training import evaluation
 
 DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
 # Scoring token by token takes long.
 DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}
+
+
+def show_cluster(lm, token_ids, cluster, folder):
+    """Prints a text with the tokens of a cluster marked, and draws it in a folder."""
+    pieces = marked_text.make_pieces(tokenizer_of(lm), token_ids, cluster.is_member)
+    path = folder / f"{cluster.block}_cluster.png"
+    count = int(cluster.is_member.sum())
+    title = f"{cluster.name}: {count} of {len(token_ids)} tokens"
+    pictures.draw_text(pieces, title, path)
+    print(f"{title}: {path}")
+    marks = marked_text.BRACKETS
+    if sys.stdout.isatty():
+        marks = marked_text.REVERSE_VIDEO
+    print(marked_text.mark(pieces, marks))
+
+
+def tokenizer_of(lm):
+    """Returns the tokenizer of a language model; None if it takes ids."""
+    return lm.preprocessor.tokenizer if lm.preprocessor is not None else None
+
+
+def show_reads(head, token, token_ids, tokenizer, folder):
+    """Prints and draws the reads of a token; writes a table of those of all tokens."""
+    path = folder / "reads.tsv"
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, dialect="excel-tab", lineterminator="\n")
+        writer.writerows(report.reads_rows(head, token_ids, tokenizer))
+    print(f"{head.name}, every token: {path}")
+    for line in report.describe_token(head, token, token_ids, tokenizer):
+        print(line)
+    places = [place for place, _ in head.strongest(token)]
+    is_read = np.isin(np.arange(len(token_ids)), places)
+    pieces = marked_text.make_pieces(tokenizer, token_ids, is_read)
+    number = marked_text.find_piece(tokenizer, token_ids, token)
+    path = folder / "reads.png"
+    title = f"{head.name}, token {token} and the places it reads most"
+    missing = pictures.lack_of_matplotlib()
+    if missing is None:
+        pictures.draw_text(pieces, title, path, number)
+    print(f"{title}: {missing or path}")
+    marks = marked_text.BRACKETS, marked_text.ANGLE_BRACKETS
+    if sys.stdout.isatty():
+        marks = marked_text.REVERSE_VIDEO, marked_text.BOLD_UNDERLINED
+    print(marked_text.mark_around(pieces, number, *marks))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +176,7 @@ class Look:
         cluster = tokens = None
         if "token_ids" in window:
             cluster = find_cluster(attention, self.layer, self.head or 0, self.cluster)
-            tokenizer = shown_texts.tokenizer_of(self.lm)
+            tokenizer = tokenizer_of(self.lm)
             tokens = marked_text.names(tokenizer, window["token_ids"][0])
         elif {self.layer, self.head, self.cluster} != {None}:
             raise ValueError(
@@ -146,7 +191,7 @@ class Look:
             pictures.draw_maps(heads, f"{title}another", path, tokens)
             print(f"{each.block}, who reads whose value with which weight: {path}")
         if cluster is not None:
-            shown_texts.show_cluster(self.lm, window["token_ids"][0], cluster, folder)
+            show_cluster(self.lm, window["token_ids"][0], cluster, folder)
 
     def reads(self):
         """Prints how each head reads a text, and which positions a token reads."""
@@ -167,8 +212,8 @@ class Look:
         folder = make_folder("--output_dir", self.output_dir)
         for line in report.describe_reads(heads, token_ids, reach):
             print(line)
-        tokenizer = shown_texts.tokenizer_of(self.lm)
-        shown_texts.show_reads(head, token, token_ids, tokenizer, folder)
+        tokenizer = tokenizer_of(self.lm)
+        show_reads(head, token, token_ids, tokenizer, folder)
 
     def _window_length(self, what):
         """The number of tokens to analyse; None for images, which are not cut."""

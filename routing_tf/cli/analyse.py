@@ -30,9 +30,9 @@ from absl import flags
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
 from routing_tf.cli import hub_models
-from routing_tf.cli.copies import DEFAULT_EXAMPLES
-from routing_tf.cli.copies import DEFAULT_LENGTHS
-from routing_tf.cli.copies import ROUTING_SCOPES
+from routing_tf.cli.flag_kinds import DEFAULT_EXAMPLES
+from routing_tf.cli.flag_kinds import DEFAULT_LENGTHS
+from routing_tf.cli.flag_kinds import ROUTING_SCOPES
 
 # Flags for all values of --what, and those for only some.
 SHARED = ("split", "routing_scope")

@@ -57,7 +57,7 @@ def run(options):
     """Converts as the flags say."""
     from routing_tf.models.build import model_class
     from routing_tf.models.release.checkpoints import ReleaseCheckpoint
-    from routing_tf.training.report import describe_size
+    from routing_tf.training.log import describe_size
 
     out = options.output_dir
     if os.path.exists(out) and (not os.path.isdir(out) or not is_empty(out)):

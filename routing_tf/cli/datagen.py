@@ -19,8 +19,8 @@ from absl import flags
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
 from routing_tf.cli import problem_options
-from routing_tf.files.folders import make_folder
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.named_files import make_folder
+from routing_tf.files.names import SPLITS
 
 FLAGS = {
     **commands.BACKEND,

@@ -21,9 +21,9 @@ from absl import flags
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
 from routing_tf.cli import hub_models
-from routing_tf.cli.copies import ROUTING_SCOPES
+from routing_tf.cli.flag_kinds import ROUTING_SCOPES
 from routing_tf.files import named_files
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 
 FLAGS = {
     **commands.BACKEND,

@@ -14,7 +14,7 @@ from absl import logging
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
 from routing_tf.cli import hub_models
-from routing_tf.cli.copies import ROUTING_SCOPES
+from routing_tf.cli.flag_kinds import ROUTING_SCOPES
 from routing_tf.files.atomic import fill_folder
 from routing_tf.files.atomic import is_empty
 

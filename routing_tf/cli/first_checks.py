@@ -10,9 +10,9 @@ import sys
 
 from routing_tf.cli import problem_options
 from routing_tf.files import named_files
-from routing_tf.files.folders import check_exists
-from routing_tf.files.folders import check_no_pattern
-from routing_tf.files.misspelt import did_you_mean
+from routing_tf.files.named_files import check_exists
+from routing_tf.files.named_files import check_no_pattern
+from routing_tf.files.names import did_you_mean
 from routing_tf.settings.hyperparameters import HYPERPARAMETERS
 from routing_tf.settings.hyperparameters import read
 

@@ -1,6 +1,7 @@
-"""The kinds of flags that commands have: paths, names, numbers, switches and texts.
+"""The kinds of flags that commands have, and copies of their choices and defaults.
 
 Each function returns what `define` takes: a function of the flag's name and values.
+Importing the originals of the copies takes seconds, because it imports TensorFlow.
 """
 
 import functools
@@ -9,6 +10,20 @@ import os
 from absl import flags
 
 from routing_tf.files import named_files
+
+ROUTING_SCOPES = ("full", "prefix")
+PRECISIONS = ("float32", "bfloat16", "float16")
+STRATEGIES = ("one", "mirrored", "multi_worker", "tpu")
+ON_NAN = ("stop", "skip")
+
+# For `generate`.
+MAX_DEFAULT_LENGTH = 2**16
+DEFAULT_LABELS = 10
+
+# For `analyse`, by `--what`.
+DEFAULT_LENGTHS = {"jsd": 512, "maps": 256, "reads": 256}
+DEFAULT_EXAMPLES = {"causality": 64, "decoding": 4}
+
 
 # Flags belong to the command that defines them, whose `--help` shows them.
 flags.disclaim_key_flags()

@@ -37,8 +37,8 @@ from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
 from routing_tf.cli import hub_models
 from routing_tf.cli import samplers
-from routing_tf.cli.copies import DEFAULT_LABELS
-from routing_tf.cli.copies import MAX_DEFAULT_LENGTH
+from routing_tf.cli.flag_kinds import DEFAULT_LABELS
+from routing_tf.cli.flag_kinds import MAX_DEFAULT_LENGTH
 
 MAX_SEED = 2**32 - 1
 STREAM_FLAGS = ("stream", "num_tokens")
@@ -325,7 +325,7 @@ def read_prompts(options):
 
 def generate_images(model, sampler, options):
     """Samples or completes images."""
-    from routing_tf.generation import pictures
+    from routing_tf.generation import display
 
     path = options.output_file
     if path is None or pathlib.Path(path).suffix.lower() != ".png":
@@ -338,7 +338,7 @@ def generate_images(model, sampler, options):
             options, ["labels"], "with --num_given_rows: images have their own labels"
         )
         _, problem = commands.open_run(options)
-        picture = pictures.completion_grid(
+        picture = display.completion_grid(
             model,
             sampler,
             problem.images(options.split)[: options.num_images],
@@ -352,8 +352,8 @@ def generate_images(model, sampler, options):
         if num_classes is None:
             commands.refuse(options, ["labels"], "with a model without classes")
         else:
-            labels = pictures.labels_to_sample(options.labels, num_classes)
-        picture = pictures.sample_grid(model, sampler, labels, options.num_samples)
+            labels = display.labels_to_sample(options.labels, num_classes)
+        picture = display.sample_grid(model, sampler, labels, options.num_samples)
     pathlib.Path(path).write_bytes(picture)
     print(f"wrote {path}", file=sys.stderr)
 

@@ -7,7 +7,7 @@ Their names tell which: `files` and those that end in `_files` are lists of path
 import os
 
 from routing_tf.files import named_files
-from routing_tf.files.folders import check_exists
+from routing_tf.files.named_files import check_exists
 
 TOKENIZERS = ("bytes", "subwords")
 

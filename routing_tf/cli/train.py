@@ -32,9 +32,8 @@ import sys
 from absl import flags
 
 from routing_tf.cli import commands
-from routing_tf.cli import copies
 from routing_tf.cli import flag_kinds
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.settings.hyperparameters import by_subject
 
 # The flags of splits, and the splits of a problem.
@@ -88,7 +87,7 @@ FLAGS = {
     # Where and how the run computes.
     "strategy": flag_kinds.choice(
         None,
-        copies.STRATEGIES,
+        flag_kinds.STRATEGIES,
         "Where to compute. one: one device; mirrored: all devices of this machine; "
         "multi_worker: those of several machines (TF_CONFIG names them on TensorFlow, "
         "KERAS_DISTRIBUTION_* on JAX); tpu: a TPU. All devices share a batch, and "
@@ -105,13 +104,13 @@ FLAGS = {
     ),
     "precision": flag_kinds.choice(
         None,
-        copies.PRECISIONS,
+        flag_kinds.PRECISIONS,
         "Dtype of computations; weights, centroids and the optimizer stay float32. "
         "float16 scales the loss. Default: float32.",
     ),
     "on_nan": flag_kinds.choice(
         "stop",
-        copies.ON_NAN,
+        flag_kinds.ON_NAN,
         "What to do if the loss or a gradient is not finite (weights do not change). "
         "stop: end the run, and report the place in the data and the first bad "
         "variable; skip: skip the batch.",
@@ -191,9 +190,9 @@ def configure(options):
     from routing_tf import models
     from routing_tf import problems
     from routing_tf.models.hyperparameters import parse_overrides
-    from routing_tf.training import run_config
+    from routing_tf.training import run_folder
 
-    earlier = run_config.RunConfig.load(options.model_dir)
+    earlier = run_folder.RunConfig.load(options.model_dir)
     problem_fields = commands.problem_fields(options, earlier)
     problem_options = problem_fields["problem_options"]
     for split, default in SPLIT_FLAGS.items():
@@ -231,7 +230,7 @@ def configure(options):
         if value is not None:
             changes[field] = value
     hyperparameters = hyperparameters.replace(**changes)
-    config, problem = run_config.configure(
+    config, problem = run_folder.configure(
         model_dir=options.model_dir,
         hyperparameters=hyperparameters,
         hparams_set=name,
@@ -283,7 +282,7 @@ def run(options):
 
 def train(config, problem, engine, options):
     """Trains, reports and samples; returns the exit code."""
-    from routing_tf.training.report import describe
+    from routing_tf.training.log import describe
     from routing_tf.training.trainer import Trainer
 
     trainer = Trainer(
@@ -333,7 +332,7 @@ def finish(trainer, result, options):
     """Reports and samples; the last line is the score."""
     from routing_tf.generation import held_out
     from routing_tf.training import evaluation
-    from routing_tf.training.report import report_scores
+    from routing_tf.training.log import report_scores
 
     problem = trainer.problem
     lm = held_out.model_to_sample_from(trainer)

@@ -3,7 +3,7 @@
 import keras_hub
 import numpy as np
 
-from routing_tf.generation import pictures
+from routing_tf.generation import display
 from routing_tf.generation.display import printable
 from routing_tf.models import steps
 from routing_tf.problems import image
@@ -90,8 +90,8 @@ def sample_images(model, problem, number, seed=0):
     true = problem.images(problem.eval_split)[: -(-number // 2)]
     labels = problem.labels(problem.eval_split)[: len(true)]
     num_given_rows = problem.image_shape[0] // 2
-    completed = pictures.complete(model, sampler, true, labels, num_given_rows)
-    columns = min(pictures.COLUMNS, len(true))
+    completed = display.complete(model, sampler, true, labels, num_given_rows)
+    columns = min(display.COLUMNS, len(true))
     pairs = [
         images[start : start + columns]
         for start in range(0, len(true) // columns * columns, columns)
@@ -99,6 +99,6 @@ def sample_images(model, problem, number, seed=0):
     ]
     levels = problem.vocabulary_size
     return {
-        "samples": image.picture(samples, min(pictures.COLUMNS, number), levels),
+        "samples": image.picture(samples, min(display.COLUMNS, number), levels),
         "completions": image.picture(np.concatenate(pairs), columns, levels),
     }

@@ -3,14 +3,14 @@
 import dataclasses
 from collections.abc import Mapping
 
-from routing_tf.files.misspelt import did_you_mean
+from routing_tf.files.names import did_you_mean
 from routing_tf.models.hyperparameter_checks import HEADS
 from routing_tf.models.hyperparameter_checks import check
 from routing_tf.models.pattern_checks import check_same_name
 from routing_tf.models.routed_heads import as_configs
 from routing_tf.settings import hyperparameters as settings
-from routing_tf.settings.declared import make_dataclass
 from routing_tf.settings.ranges import EXACT
+from routing_tf.settings.ranges import make_dataclass
 
 # Patterns that the release does not have, so they have no flaws.
 SOUND_ROUTINGS = ("random", "full")

@@ -1,6 +1,6 @@
 """Checks of patterns against the other hyperparameters."""
 
-from routing_tf.files.misspelt import did_you_mean
+from routing_tf.files.names import did_you_mean
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import patterns
 from routing_tf.models import routed_heads

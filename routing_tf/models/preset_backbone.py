@@ -8,7 +8,7 @@ import keras_hub
 
 from routing_tf import layers
 from routing_tf.files import safe_loading
-from routing_tf.files.misspelt import did_you_mean
+from routing_tf.files.names import did_you_mean
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models.export_formats import check_format

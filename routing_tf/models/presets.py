@@ -1,6 +1,6 @@
 """Presets as `Hyperparameters`; `settings.presets` has them as data."""
 
-from routing_tf.files.misspelt import did_you_mean
+from routing_tf.files.names import did_you_mean
 from routing_tf.models import bridge
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.settings.presets import DESCRIPTIONS

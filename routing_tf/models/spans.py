@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from routing_tf.tokenizers.offsets import token_offsets
+from routing_tf.tokenizers.text_stream import token_offsets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import operator
 
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.layers.support.validation import check_choice
 
 

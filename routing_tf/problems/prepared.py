@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import tqdm
 
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems.problem import Problem
 from routing_tf.problems.sources import Source

@@ -1,22 +1,25 @@
 """The common part of all problems: splits of token ids, as batches of windows."""
 
 import math
+import zlib
 
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems.arguments import check_lengths
 from routing_tf.problems.arguments import check_split
 from routing_tf.problems.arguments import check_worker
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.arguments import limit_of
 from routing_tf.problems.arguments import shortest_window
-from routing_tf.problems.checksum import checksum
 from routing_tf.problems.windows import Tokens
 from routing_tf.problems.windows import Windows
 from routing_tf.problems.windows import extent
 from routing_tf.problems.windows import read_windows
+
+BLOCK_LENGTH = 1 << 16
+MOST_BLOCKS = 512
 
 
 class Problem:
@@ -364,3 +367,29 @@ class Problem:
     def read(self, split, starts, lengths):
         """Reads a batch by `read_windows`; it is traced without AutoGraph."""
         return read_windows(self.ids(split), starts, lengths, self.sequence_length)
+
+
+def perplexity(nats):
+    """Returns the exponential; infinity if it is too large for a float."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
+
+
+def checksum(arrays):
+    """Returns the CRC-32 of arrays of integers, whatever their data types.
+
+    Of an array that is too long to read completely each time, evenly spaced blocks
+    count.
+    """
+    value = 0
+    for array in arrays:
+        array = array.reshape(-1)
+        total = -(-len(array) // BLOCK_LENGTH)
+        number = min(total, MOST_BLOCKS)
+        for index in range(number):
+            start = index * total // number * BLOCK_LENGTH
+            block = array[start : start + BLOCK_LENGTH]
+            value = zlib.crc32(np.ascontiguousarray(block, "<i8"), value)
+    return value

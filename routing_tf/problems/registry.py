@@ -2,7 +2,7 @@
 
 import inspect
 
-from routing_tf.files.misspelt import did_you_mean
+from routing_tf.files.names import did_you_mean
 
 _PROBLEMS = {}
 

@@ -13,8 +13,8 @@ from routing_tf.problems import vocabularies
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import check_lengths
 from routing_tf.problems.arguments import integer_at_least
-from routing_tf.problems.metrics import perplexity
 from routing_tf.problems.prepared import PreparedProblem
+from routing_tf.problems.problem import perplexity
 from routing_tf.problems.windows import Tokens
 from routing_tf.problems.windows import Windows
 from routing_tf.problems.windows import shifted

@@ -9,8 +9,6 @@ wait for dataclasses either: the classes here become some where models need them
 
 import math
 
-from routing_tf.settings.declared import setting
-from routing_tf.settings.declared import settings_of
 from routing_tf.settings.ranges import COMPATIBILITY
 from routing_tf.settings.ranges import COUNT
 from routing_tf.settings.ranges import COUNT_OR_NONE
@@ -31,6 +29,8 @@ from routing_tf.settings.ranges import SCHEDULE
 from routing_tf.settings.ranges import SHARE
 from routing_tf.settings.ranges import SHIFT
 from routing_tf.settings.ranges import choice
+from routing_tf.settings.ranges import setting
+from routing_tf.settings.ranges import settings_of
 
 # Subjects, in the order of the documentation.
 SUBJECTS = (

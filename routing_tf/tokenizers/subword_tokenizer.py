@@ -11,9 +11,9 @@ from tensorflow_text.tools.wordpiece_vocab import wordpiece_tokenizer_learner_li
 from routing_tf.files import limits
 from routing_tf.tokenizers.base_tokenizer import PAD_ID
 from routing_tf.tokenizers.base_tokenizer import Vocabulary
-from routing_tf.tokenizers.vocabulary_tokenizer import VocabularyTokenizer
-from routing_tf.tokenizers.vocabulary_tokenizer import check_texts
-from routing_tf.tokenizers.vocabulary_tokenizer import first
+from routing_tf.tokenizers.base_tokenizer import VocabularyTokenizer
+from routing_tf.tokenizers.base_tokenizer import check_texts
+from routing_tf.tokenizers.base_tokenizer import first
 
 VOCABULARY_FILE = "vocabulary.subwords"
 # Characters that stand for others; every vocabulary has them as tokens.

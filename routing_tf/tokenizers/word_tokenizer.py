@@ -10,9 +10,9 @@ import tensorflow as tf
 from routing_tf.files import limits
 from routing_tf.tokenizers.base_tokenizer import PAD_ID
 from routing_tf.tokenizers.base_tokenizer import Vocabulary
-from routing_tf.tokenizers.vocabulary_tokenizer import VocabularyTokenizer
-from routing_tf.tokenizers.vocabulary_tokenizer import check_texts
-from routing_tf.tokenizers.vocabulary_tokenizer import first
+from routing_tf.tokenizers.base_tokenizer import VocabularyTokenizer
+from routing_tf.tokenizers.base_tokenizer import check_texts
+from routing_tf.tokenizers.base_tokenizer import first
 
 VOCABULARY_FILE = "vocabulary.words"
 UNKNOWN_TOKEN = "<unk>"

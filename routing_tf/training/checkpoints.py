@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from routing_tf.files.folders import check_no_pattern
+from routing_tf.files.named_files import check_no_pattern
 
 NUM_CHECKPOINTS = 3
 _NAME = "step"

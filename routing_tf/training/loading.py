@@ -9,7 +9,7 @@ import numpy as np
 
 from routing_tf.files import named_files
 from routing_tf.files import safe_loading
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.models.build import make_backbone
 from routing_tf.models.build import make_model
 from routing_tf.models.build import model_class_on
@@ -17,8 +17,8 @@ from routing_tf.models.release.checkpoints import ReleaseCheckpoint
 from routing_tf.models.release.checkpoints import load_into
 from routing_tf.training import checkpoints
 from routing_tf.training import run_folder
-from routing_tf.training.run_config import RunConfig
-from routing_tf.training.run_config import is_release_checkpoint
+from routing_tf.training.run_folder import RunConfig
+from routing_tf.training.run_folder import is_release_checkpoint
 from routing_tf.training.run_folder import load_preprocessor
 
 

@@ -15,7 +15,7 @@ import zlib
 
 import numpy as np
 
-from routing_tf.files.folders import make_folder
+from routing_tf.files.named_files import make_folder
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.models.build import build_model
 from routing_tf.models.occupancy import centroid_occupancy
@@ -24,7 +24,6 @@ from routing_tf.training import checkpoints
 from routing_tf.training import engines
 from routing_tf.training import evaluation
 from routing_tf.training import loading
-from routing_tf.training import run_config
 from routing_tf.training import run_folder
 from routing_tf.training.checkpoints import RunCheckpoints
 from routing_tf.training.engines.step import TrainingStep
@@ -233,7 +232,7 @@ class Trainer:
         """Makes or checks the model directory; returns whether the run is new."""
         is_new = not checkpoints.resumable(self.model_dir)
         if not is_new:
-            earlier = run_config.RunConfig.load(self.model_dir)
+            earlier = run_folder.RunConfig.load(self.model_dir)
             if earlier is None:
                 raise ValueError(
                     "`model_dir` must not contain checkpoints without their run.json. "

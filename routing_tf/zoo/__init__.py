@@ -3,9 +3,8 @@
 Importing it gives its head groups names in `routing_tf.layers`, too.
 
 Patterns of attention are in this folder, other layers in rooms of their own:
-`experts`, feed-forward networks of which a token uses a part, `memory`, layers that
-look up what they have learned, `downsampling`, what makes a few tokens of many, and
-`recurrence`, transformers that read segment by segment.
+`experts`, layers of which a token uses a part, `downsampling`, what makes a few tokens
+of many, and `recurrence`, transformers that read segment by segment.
 
 A file here or in a room lists its public names in `__all__`, and what models can have
 in `PATTERNS` (heads) or `FEED_FORWARDS`. The files are found here, so a new one needs

@@ -12,9 +12,9 @@ from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import is_integer
-from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
+from routing_tf.zoo.parts.chosen_blocks import side_by_side
 from routing_tf.zoo.parts.pattern import Pattern
-from routing_tf.zoo.parts.places import side_by_side
+from routing_tf.zoo.parts.refusals import OneSequenceHeads
 
 __all__ = ["AxialHeads"]
 

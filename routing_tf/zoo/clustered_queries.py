@@ -21,9 +21,9 @@ from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import refusals
+from routing_tf.zoo.parts.chosen_blocks import is_among
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
-from routing_tf.zoo.parts.places import is_among
 
 __all__ = ["ClusteredQueryHeads"]
 

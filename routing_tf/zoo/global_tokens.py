@@ -18,10 +18,10 @@ from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import is_integer
-from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
+from routing_tf.zoo.parts.chosen_blocks import side_by_side
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
-from routing_tf.zoo.parts.places import side_by_side
+from routing_tf.zoo.parts.refusals import OneSequenceHeads
 
 __all__ = ["GlobalHeads"]
 

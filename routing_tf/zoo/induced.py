@@ -10,9 +10,9 @@ from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
-from routing_tf.zoo.parts import learned_queries
+from routing_tf.zoo.parts import learned
 from routing_tf.zoo.parts import refusals
-from routing_tf.zoo.parts.head_norm import HeadNorm
+from routing_tf.zoo.parts.learned import HeadNorm
 from routing_tf.zoo.parts.pattern import Pattern
 
 __all__ = ["InducedHeads"]
@@ -106,7 +106,7 @@ class InducedHeads(HeadGroup):
         )
 
     def _add_points(self, name, dim):
-        return learned_queries.add_weight(
+        return learned.add_weight(
             self, name, self.num_points, dim, self.kernel_initializer
         )
 
@@ -142,10 +142,8 @@ class InducedHeads(HeadGroup):
     def _points(self, inputs, training=None):
         """Returns keys and values of the points, and which sequences have tokens."""
         dim, value = self.value_dim, inputs.value
-        found = learned_queries.attend(
-            self, self.inducing_queries, inputs, value, training
-        )
-        points = learned_queries.of_heads(self, self.inducing_points, found.dtype)
+        found = learned.attend(self, self.inducing_queries, inputs, value, training)
+        points = learned.of_heads(self, self.inducing_points, found.dtype)
         points = self._normalized(0, found[..., :dim] + points)
         hidden = self._projected(points, self.hidden_kernel, self.hidden_bias)
         points = self._normalized(1, points + ops.relu(hidden))

@@ -1,6 +1,16 @@
-"""Head groups of known sparse models, for `MixedAttention`."""
+"""Head groups of known sparse models, and names for heads of `routing_tf.layers`.
+
+"sliding", "strided" and "fixed" are the patterns of the Sparse Transformer, whose
+queries see the same places whatever the tokens say; "multipole" is this package's own.
+
+Reference: Child et al., "Generating Long Sequences with Sparse Transformers"
+(https://arxiv.org/abs/1904.10509), section 4.3, in the form that merges near and far.
+"""
 
 from routing_tf.layers import LocalHeads
+from routing_tf.layers.heads.fixed import FixedHeads
+from routing_tf.layers.heads.multipole import MultipoleHeads
+from routing_tf.layers.heads.sliding import SlidingHeads
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -209,8 +219,50 @@ def _longformer(sizes):
     return {"attention_window": sizes.attention_window}
 
 
+def _sliding(sizes):
+    return {"radius": sizes.attention_window - 1}
+
+
+def _strided(sizes):
+    return {"radius": share(sizes, 2), "is_strided": True}
+
+
+def _fixed(sizes):
+    block = share(sizes, 2)
+    num_blocks = -(-sizes.max_length // block)
+    # Own block and the summaries of all others have half of the window each.
+    columns = min(max(1, block // num_blocks), block)
+    return {"block_shape": (block,), "num_summary_columns": columns}
+
+
+def _multipole(sizes):
+    # Recent tokens and those of clusters have half of the window each.
+    half = share(sizes, 2)
+    return {
+        "num_clusters": sizes.num_clusters,
+        "attention_window": half,
+        "clusters_per_query": min(4, sizes.num_clusters, half),
+        "num_recent": half,
+    }
+
+
 PATTERNS = {
     "bigbird": Pattern(bigbird_heads, _bigbird, refuses=("entmax_alpha",), min_heads=2),
     "etc": Pattern(etc_heads, _etc, refuses=("entmax_alpha",)),
     "longformer": Pattern(longformer_heads, _longformer, refuses=("entmax_alpha",)),
+    "sliding": Pattern(
+        SlidingHeads, _sliding, is_bounded=True, refuses=("entmax_alpha",)
+    ),
+    "strided": Pattern(
+        SlidingHeads, _strided, has_relative_positions=False, refuses=("entmax_alpha",)
+    ),
+    "fixed": Pattern(FixedHeads, _fixed, has_relative_positions=False),
+    "multipole": Pattern(
+        MultipoleHeads,
+        _multipole,
+        has_relative_positions=False,
+        is_bounded=True,
+        has_centroids=True,
+        refuses=("entmax_alpha",),
+    ),
 }

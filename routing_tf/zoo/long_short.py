@@ -11,7 +11,7 @@ from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import refusals
-from routing_tf.zoo.parts.head_norm import HeadNorm
+from routing_tf.zoo.parts.learned import HeadNorm
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
 from routing_tf.zoo.parts.summaries import SummaryHeads

@@ -15,10 +15,10 @@ from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.products import product
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
-from routing_tf.zoo.parts import learned_queries
+from routing_tf.zoo.feature_map import running_sums
+from routing_tf.zoo.parts import learned
 from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.pattern import Pattern
-from routing_tf.zoo.parts.weighted_sums import running_sums
 
 __all__ = ["LunaHeads"]
 
@@ -100,7 +100,7 @@ class LunaHeads(HeadGroup):
 
     def build(self, query_shape, key_shape, value_shape):
         super().build(query_shape, key_shape, value_shape)
-        self.packing_queries = learned_queries.add_weight(
+        self.packing_queries = learned.add_weight(
             self,
             "packing_queries",
             self.num_packed,
@@ -168,9 +168,7 @@ class LunaHeads(HeadGroup):
     def _packed(self, inputs, training=None):
         """Returns packed keys and values."""
         both = ops.concatenate([inputs.key, inputs.value], axis=-1)
-        both = learned_queries.attend(
-            self, self.packing_queries, inputs, both, training
-        )
+        both = learned.attend(self, self.packing_queries, inputs, both, training)
         return both[..., : self.key_dim], both[..., self.key_dim :]
 
     def _unpacked(self, query, key, value, training=None):
@@ -178,7 +176,7 @@ class LunaHeads(HeadGroup):
 
     def _packing_weights(self, inputs, training=None):
         """Returns the causal weights `<float32>[batch, heads, length, num_packed]`."""
-        queries = learned_queries.of_heads(self, self.packing_queries, "float32")
+        queries = learned.of_heads(self, self.packing_queries, "float32")
         queries = ops.swapaxes(queries, -1, -2) * self.key_dim**-0.5
         logits = product(ops.cast(inputs.key, "float32"), queries)
         if inputs.token_bias is not None:

@@ -21,13 +21,14 @@ from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.parts import chosen_blocks
-from routing_tf.zoo.parts import near_tokens
 from routing_tf.zoo.parts import refusals
-from routing_tf.zoo.parts.block_compression import BlockCompression
-from routing_tf.zoo.parts.features import ReadsFeatures
+from routing_tf.zoo.parts.chosen_blocks import ReadsFeatures
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.summaries import BlockCompression
+from routing_tf.zoo.parts.summaries import attend_near
 from routing_tf.zoo.parts.summaries import of_rows
+from routing_tf.zoo.parts.summaries import step_near
 from routing_tf.zoo.parts.summaries import to_rows
 
 __all__ = ["NativeSparseHeads"]
@@ -250,7 +251,7 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
             "causal",
             training,
         )
-        window, _ = near_tokens.attend(
+        window, _ = attend_near(
             self.dot_product, branches["window"], self.attention_window, training
         )
         return self.gated(inputs, (compressed, selected, window))
@@ -394,7 +395,7 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         selected = chosen_blocks.step(
             self, of_branch["selected"], query, chosen, self.block_length, index
         )
-        window = near_tokens.step(
+        window = step_near(
             self, of_branch["window"], query, self.attention_window, index
         )
         return self.gated(inputs, (compressed, selected, window)), cache

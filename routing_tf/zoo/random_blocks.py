@@ -10,9 +10,9 @@ from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
-from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.refusals import OneSequenceHeads
 
 __all__ = ["RandomBlockHeads"]
 

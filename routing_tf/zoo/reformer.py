@@ -26,11 +26,11 @@ from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
 from routing_tf.zoo.parts.rounds import Rounds
+from routing_tf.zoo.parts.rounds import SortedOrder
 from routing_tf.zoo.parts.rounds import fold_inputs
 from routing_tf.zoo.parts.rounds import of_each_round
 from routing_tf.zoo.parts.rounds import range_of_bucket
 from routing_tf.zoo.parts.rounds import stride
-from routing_tf.zoo.parts.sorted_order import SortedOrder
 
 __all__ = ["ReformerHeads"]
 

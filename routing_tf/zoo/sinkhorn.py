@@ -15,9 +15,9 @@ from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_positive_number
 from routing_tf.zoo.parts import refusals
-from routing_tf.zoo.parts.one_sequence import OneSequenceHeads
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
+from routing_tf.zoo.parts.refusals import OneSequenceHeads
 
 __all__ = ["SinkhornHeads"]
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from routing_tf.analysis.clusters import find_cluster
 from routing_tf.analysis.probe import BlockAttention
 from routing_tf.analysis.probe import Clusters
+from routing_tf.analysis.reads import find_cluster
 
 
 def attention():

@@ -8,7 +8,7 @@ import pytest
 
 from routing_tf import problems
 from routing_tf.analysis import compare_scopes
-from routing_tf.analysis import scopes
+from routing_tf.analysis import decoding
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import evaluation
 from tests.models import small_models
@@ -30,7 +30,7 @@ class Countdown(problems.Problem):
 @pytest.fixture(autouse=True)
 def shared_scorers(monkeypatch):
     """Scorers are compiled once."""
-    monkeypatch.setattr(scopes, "TokenScorer", scorer)
+    monkeypatch.setattr(decoding, "TokenScorer", scorer)
 
 
 @functools.cache

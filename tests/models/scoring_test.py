@@ -6,7 +6,7 @@ from routing_tf import models
 from routing_tf import tokenizers
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models import scoring
-from routing_tf.tokenizers.offsets import token_offsets
+from routing_tf.tokenizers.text_stream import token_offsets
 from tests import golden_cases
 from tests.models import small_models
 

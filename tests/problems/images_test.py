@@ -16,10 +16,10 @@ from tensorflow_datasets.image_classification import mnist
 from routing_tf import models
 from routing_tf import problems
 from routing_tf.cli import problem_options
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems.datasets import image_folder
-from routing_tf.problems.datasets import tfds_images as images
+from routing_tf.problems.datasets import small_images as images
 from tests.problems.prepared import get
 from tests.problems.prepared import trust
 from tests.problems.prepared import write_tar

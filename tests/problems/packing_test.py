@@ -6,7 +6,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from routing_tf.problems import packing
+from routing_tf.problems.text import EachLine
+from routing_tf.problems.text import OverlappingLines
+from routing_tf.problems.text import SlidingWindows
+from routing_tf.problems.text import WholeLines
+from routing_tf.problems.text import joined
 from routing_tf.tokenizers import WordTokenizer
 
 REFERENCE = os.environ.get("ROUTING_TF_REFERENCE_DIR")
@@ -70,7 +74,7 @@ def sliding(lines, length):
 
 
 def pack(rule, lines):
-    return packing.joined([*map(rule.add, lines), rule.finish()]).values()
+    return joined([*map(rule.add, lines), rule.finish()]).values()
 
 
 def packed(rule, lines):
@@ -86,16 +90,16 @@ def random_lines(seed, num_lines=60, longest=LENGTH + 4):
 
 
 def without_the_last(length):
-    return packing.WholeLines(length, end_windows=False, keep_last=False)
+    return WholeLines(length, end_windows=False, keep_last=False)
 
 
 # The rows that each rule makes of lines, by its transcription.
 RULES = {
-    packing.EachLine: in_pieces,
-    packing.WholeLines: closed_lines,
+    EachLine: in_pieces,
+    WholeLines: closed_lines,
     without_the_last: complete_lines,
-    packing.OverlappingLines: overlapping_lines,
-    packing.SlidingWindows: sliding,
+    OverlappingLines: overlapping_lines,
+    SlidingWindows: sliding,
 }
 
 
@@ -122,8 +126,8 @@ def test_work_goes_on_from_its_state(make, stop):
 
 
 def test_no_data():
-    assert packed(packing.WholeLines(LENGTH), []) == [[1]]
-    for make in (packing.OverlappingLines, packing.SlidingWindows, packing.EachLine):
+    assert packed(WholeLines(LENGTH), []) == [[1]]
+    for make in (OverlappingLines, SlidingWindows, EachLine):
         assert packed(make(LENGTH), []) == []
 
 
@@ -139,8 +143,8 @@ def test_the_rules_on_real_text(length):
     lines = [tokenizer.encode(line).tolist() for line in text.split("\n")]
     lines = [line for line in lines if line]
     assert len(lines) > 200
-    for make in (without_the_last, packing.OverlappingLines, packing.SlidingWindows):
-        if make is packing.SlidingWindows:
+    for make in (without_the_last, OverlappingLines, SlidingWindows):
+        if make is SlidingWindows:
             lines = [[*line, 1] for line in lines]
         found = packed(make(length), lines)
         assert found == RULES[make](lines, length)

@@ -3,7 +3,7 @@ import pytest
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import registry
 from routing_tf.settings import registries
 

@@ -7,7 +7,7 @@ import pytest
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems import seq2seq
 from routing_tf.problems import vocabularies

@@ -9,11 +9,12 @@ import pytest
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import array_store
-from routing_tf.problems import packing
-from routing_tf.problems.datasets import text_files
-from routing_tf.training import run_config
+from routing_tf.problems.datasets import own_texts
+from routing_tf.problems.text import WholeLines
+from routing_tf.problems.text import joined
+from routing_tf.training import run_folder
 from tests.problems.prepared import write_vocabulary
 
 LENGTH = 16
@@ -48,12 +49,12 @@ def options(request, vocabulary):
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(text_files, "CHUNK_SIZE", 50)
+    monkeypatch.setattr(own_texts, "CHUNK_SIZE", 50)
 
 
 @pytest.fixture
 def on_disk(monkeypatch):
-    monkeypatch.setattr(text_files, "MAX_BYTES_IN_MEMORY", 0)
+    monkeypatch.setattr(own_texts, "MAX_BYTES_IN_MEMORY", 0)
 
 
 @pytest.fixture
@@ -90,9 +91,9 @@ def test_pieces_have_the_ids_of_whole_texts(files, options):
             expected, windows = np.concatenate(parts), None
         else:
             lines = [line for text in texts for line in problem.release_lines(text)]
-            rule = packing.WholeLines(LENGTH)
+            rule = WholeLines(LENGTH)
             packed = [*map(rule.add, lines), rule.finish()]
-            expected, windows = packing.joined(packed).values()
+            expected, windows = joined(packed).values()
         np.testing.assert_array_equal(problem.ids(split), expected)
         assert problem.ids(split).dtype == "uint16"
         if windows is not None:
@@ -102,7 +103,7 @@ def test_pieces_have_the_ids_of_whole_texts(files, options):
 def test_on_disk_all_is_as_in_memory(files, tmp_path, monkeypatch, options):
     here = get(files, **options)
     here.prepare()
-    monkeypatch.setattr(text_files, "MAX_BYTES_IN_MEMORY", 0)
+    monkeypatch.setattr(own_texts, "MAX_BYTES_IN_MEMORY", 0)
     there = get(files, data_dir=str(tmp_path / "data"), **options)
     for split in SPLITS:
         assert isinstance(there.ids(split), np.memmap)
@@ -121,7 +122,7 @@ def test_on_disk_all_is_as_in_memory(files, tmp_path, monkeypatch, options):
 def test_ids_are_made_once(files, tmp_path, on_disk, monkeypatch):
     first = get(files, data_dir=tmp_path / "data").ids("train")
 
-    monkeypatch.setattr(text_files.TextFiles, "encode", None)  # not called again
+    monkeypatch.setattr(own_texts.TextFiles, "encode", None)  # not called again
     again = get(files, data_dir=tmp_path / "data")
     np.testing.assert_array_equal(again.ids("train"), first)
 
@@ -170,7 +171,7 @@ def test_work_that_was_stopped_goes_on(
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_gzip_is_the_text_it_holds(files, tmp_path, monkeypatch, where):
     if where == "disk":
-        monkeypatch.setattr(text_files, "MAX_BYTES_IN_MEMORY", 0)
+        monkeypatch.setattr(own_texts, "MAX_BYTES_IN_MEMORY", 0)
     packed = []
     for path in files:
         content = pathlib.Path(path).read_bytes()
@@ -209,7 +210,7 @@ def test_files_that_are_no_text_are_named(tmp_path, caplog, monkeypatch):
     named = ", ".join(f"{tmp_path}/{name} ({why})" for name, why in reasons.items())
     assert f": {named}. Convert them, as with `iconv -f ENCOD" in record.getMessage()
     caplog.clear()
-    monkeypatch.setattr(text_files, "START_SIZE", 1)  # inside of a character
+    monkeypatch.setattr(own_texts, "START_SIZE", 1)  # inside of a character
     get(f"{tmp_path}/p*").prepare()
     assert not caplog.records
 
@@ -232,7 +233,7 @@ def test_without_a_folder_all_is_in_memory(files, tmp_path, on_disk, monkeypatch
 def test_ids_lie_beside_the_run(files, tmp_path, on_disk):
     h = models.preset_hyperparameters("byte_tiny").replace(max_sequence_length=LENGTH)
     options = {"files": ",".join(files)}
-    _, problem = run_config.configure(
+    _, problem = run_folder.configure(
         "text_files", h, model_dir=tmp_path / "run", problem_options=options
     )
     assert isinstance(problem.ids("train"), np.memmap)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from routing_tf import problems
 from routing_tf.files import named_files
-from routing_tf.problems import own_files
+from routing_tf.problems import sources
 from tests.problems import prepared
 
 LENGTH = 16
@@ -521,7 +521,7 @@ class TestPythonSource:
         assert sizes["train"] > 0.8 * sum(sizes.values())
         library = pathlib.Path(sysconfig.get_path("stdlib"))
         name = "argparse.py"
-        assert (library / name).read_bytes() in texts[own_files.split_of_file(name)]
+        assert (library / name).read_bytes() in texts[sources.split_of_file(name)]
         for split, parts in texts.items():
             assert problem.num_tokens(split) == sum(len(x) + 1 for x in parts if x)
 
@@ -537,7 +537,7 @@ class TestPythonSource:
         texts = problems.PythonSource(sequence_length=LENGTH).load()
         assert sorted(itertools.chain(*texts.values())) == sorted(wanted.values())
         for split, found in texts.items():
-            here = [n for n in sorted(wanted) if own_files.split_of_file(n) == split]
+            here = [n for n in sorted(wanted) if sources.split_of_file(n) == split]
             assert found == [wanted[name] for name in here]
 
     def test_too_small(self, library):
@@ -547,13 +547,13 @@ class TestPythonSource:
 
     def test_the_hash_is_the_same_everywhere(self):
         names = [f"folder/{i}.py" for i in range(1000)]
-        splits = [own_files.split_of_file(name) for name in names]
+        splits = [sources.split_of_file(name) for name in names]
         assert 30 < splits.count("validation") < 70
         assert 30 < splits.count("test") < 70
         held_out = {"held_out": ["validation"]}
-        without_test = [own_files.split_of_file(name, **held_out) for name in names]
+        without_test = [sources.split_of_file(name, **held_out) for name in names]
         assert without_test == [s.replace("test", "train") for s in splits]
-        assert own_files.split_of_file("abc.py") == "train"
+        assert sources.split_of_file("abc.py") == "train"
 
 
 def test_no_split_of_many_files_is_empty(tmp_path):
@@ -563,19 +563,19 @@ def test_no_split_of_many_files_is_empty(tmp_path):
         path.write_bytes(b"a" * 100)
     trained = set()
     for number in range(20, 61):
-        found = own_files.share_out(paths[:number], ["validation", "test"])
+        found = sources.share_out(paths[:number], ["validation", "test"])
         assert sum(map(len, found.values())) == number
         assert found["validation"] and found["test"]
         # What was trained on once is never held out.
         assert trained.isdisjoint(found["validation"] + found["test"])
         trained |= set(found["train"])
-        alone = [own_files.split_of_file(path.name) for path in paths[:number]]
+        alone = [sources.split_of_file(path.name) for path in paths[:number]]
         assert ("validation" in alone) == (number > 33)
 
 
 def test_names_of_files_may_be_any_bytes(tmp_path):
     (tmp_path / "b\udce9").touch()
-    assert own_files.fingerprint(tmp_path.iterdir())
+    assert sources.fingerprint(tmp_path.iterdir())
 
 
 def test_ids_of_subwords_and_end_ids(tmp_path):

@@ -5,9 +5,9 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.translate import wmt14
 
 from routing_tf import problems
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import array_store
-from routing_tf.problems.datasets import translate
+from routing_tf.problems.datasets.pairs import WmtProblem
 from tests.problems import prepared
 from tests.problems.prepared import texts_of
 
@@ -124,9 +124,9 @@ class TestDocuments:
     @pytest.mark.thorough
     def test_stopped_work_goes_on(self, tmp_path, raw, monkeypatch):
         monkeypatch.setattr(array_store, "SECONDS_BETWEEN_CHECKPOINTS", 0)
-        monkeypatch.setattr(translate, "PAIRS_AT_ONCE", 2)
+        monkeypatch.setattr("routing_tf.problems.datasets.pairs.PAIRS_AT_ONCE", 2)
         problem = get(tmp_path, input_length=100, sequence_length=100)
-        pairs_of = translate.WmtProblem.pairs
+        pairs_of = WmtProblem.pairs
         began_at = []
 
         def stopped(self, split, start=0):
@@ -136,7 +136,7 @@ class TestDocuments:
                     raise KeyboardInterrupt
                 yield pair
 
-        monkeypatch.setattr(translate.WmtProblem, "pairs", stopped)
+        monkeypatch.setattr(WmtProblem, "pairs", stopped)
         with pytest.raises(KeyboardInterrupt):
             list(problem.generate(raw))
         list(problem.generate(raw))

@@ -4,7 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from routing_tf.problems import packing
+from routing_tf.problems.text import OverlappingLines
+from routing_tf.problems.text import joined
 from tests.problems import prepared
 
 FILES = {
@@ -148,9 +149,9 @@ class TestRelease:
     def test_training_windows_overlap(self, tmp_path, raw_dir):
         problem = get(tmp_path, raw_dir, packing="release")
         ids = [problem.tokenizer.encode(" ".join(line)) for line in self.lines("train")]
-        rule = packing.OverlappingLines(8)
+        rule = OverlappingLines(8)
         packed = [*map(rule.add, ids), rule.finish()]
-        stream, windows = packing.joined(packed).values()
+        stream, windows = joined(packed).values()
         expected = [words_of(problem, stream[s : s + n]) for s, n in windows]
         assert rows_of(problem, "train") == expected
         assert (windows[1:, 0] < windows[:-1].sum(axis=1)).any()

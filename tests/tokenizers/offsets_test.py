@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from routing_tf.tokenizers import WordTokenizer
-from routing_tf.tokenizers.offsets import token_offsets
+from routing_tf.tokenizers.text_stream import token_offsets
 
 WORDS = ["the", "cat", "<unk>", "<EOS>", "<pad>", "naïve", "中文", "🙂", "\u200b", "\0"]
 CHARACTERS = [chr(c) for c in range(sys.maxunicode + 1) if not 0xD7FF < c < 0xE000]

@@ -9,7 +9,7 @@ import warnings
 import numpy as np
 
 from routing_tf.files import safe_loading
-from routing_tf.files.misspelt import did_you_mean
+from routing_tf.files.names import did_you_mean
 from routing_tf.models import preprocessing
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.release import variable_names

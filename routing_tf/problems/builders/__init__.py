@@ -4,9 +4,9 @@
 work with the builders of tensorflow-datasets.
 """
 
-from routing_tf.problems.builders.enwik8 import Enwik8
 from routing_tf.problems.builders.preparation import prepare
 from routing_tf.problems.builders.preparation import read_in_order
-from routing_tf.problems.builders.wikitext103 import Wikitext103
+from routing_tf.problems.builders.wikipedia import Enwik8
+from routing_tf.problems.builders.wikipedia import Wikitext103
 
 __all__ = ["Enwik8", "Wikitext103", "prepare", "read_in_order"]

@@ -1,15 +1,19 @@
 """Writes data sets of tensorflow-datasets to their folders, and reads them back."""
 
+import contextlib
 import json
 import sys
+import time
 
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
 from routing_tf.files import named_files
 from routing_tf.files import raw_files
-from routing_tf.files.splits import SPLITS
-from routing_tf.problems.builders import leftovers
+from routing_tf.files.names import SPLITS
+
+# A download that has not grown for this long belongs to a killed process.
+SECONDS_UNTIL_GIVEN_UP = 3600.0
 
 # A file next to those of tfds: the raw files from which it was written.
 SIZES_FILE = "raw_files.json"
@@ -33,11 +37,11 @@ def prepare(builder, raw_dir=None):
                 "`raw_dir` must be a folder with raw files. Received: "
                 f"raw_dir={str(raw_dir)!r}, which is not a folder"
             )
-    leftovers.clear(builder)
+    clear(builder)
     if not builder.data_path.exists():
         _write(builder, raw_dir)
     elif _has_more_splits(builder, raw_dir):
-        with leftovers.set_aside(builder.data_path):
+        with set_aside(builder.data_path):
             _write(builder, raw_dir)
     else:
         _check_same_files(builder, raw_dir)
@@ -120,7 +124,7 @@ def _write(builder, raw_dir):
     if raw_dir is not None:
         _refuse_downloads(builder, raw_dir)
     tfds.display_progress_bar(sys.stderr.isatty())
-    with leftovers.none_left(builder):
+    with none_left(builder):
         try:
             builder.download_and_prepare(download_config=config)
             sizes = json.dumps(_sizes(builder, raw_dir), indent=2)
@@ -188,3 +192,77 @@ def _way_out(builder):
 def _name(builder):
     parts = builder.name, builder.builder_config and builder.builder_config.name
     return "/".join(filter(None, parts))
+
+
+def clear(builder):
+    """Removes the files of a killed process."""
+    path = builder.data_path
+    aside = _aside(path)
+    if aside.exists():
+        if path.exists():
+            aside.rmtree()
+        else:
+            aside.rename(path)
+    if path.parent.exists():
+        for left in path.parent.glob(f"incomplete.*_{path.name}"):
+            left.rmtree()
+    for left in _unfinished(builder.data_dir_root / "downloads" / builder.name):
+        if _seconds_since_change(left) > SECONDS_UNTIL_GIVEN_UP:
+            left.rmtree()
+
+
+def _aside(path):
+    return path.parent / f"{path.name}.earlier"
+
+
+@contextlib.contextmanager
+def set_aside(path):
+    """Renames a folder, and restores its name if the body fails."""
+    aside = _aside(path)
+    path.rename(aside)
+    try:
+        yield
+    except BaseException:
+        aside.rename(path)
+        raise
+    aside.rmtree()
+
+
+@contextlib.contextmanager
+def none_left(builder):
+    """Removes the files that tfds leaves when it fails, except complete downloads."""
+    root = builder.data_dir_root
+    downloads = root / "downloads"
+    is_new = not (root / builder.name).exists()
+    before = set(_unfinished(downloads / builder.name))
+    try:
+        yield
+    except BaseException:
+        for path in set(_unfinished(downloads / builder.name)) - before:
+            path.rmtree()
+        config = root / builder.name / ".config"
+        if is_new and config.exists():
+            config.rmtree()
+        for path in (
+            builder.data_path.parent,
+            root / builder.name,
+            downloads / builder.name,
+            downloads / "extracted",
+            downloads,
+            root,
+        ):
+            # Threads of tfds may still write there, and would hide the error.
+            with contextlib.suppress(OSError, tf.errors.OpError):
+                if path.is_dir() and not any(path.iterdir()):
+                    path.rmdir()
+        raise
+
+
+def _seconds_since_change(folder):
+    paths = [folder, *folder.iterdir()]
+    return time.time() - max(path.stat().mtime for path in paths)
+
+
+def _unfinished(folder):
+    """The folders of downloads that are not complete."""
+    return folder.glob("*.tmp.*") if folder.exists() else ()

@@ -16,16 +16,16 @@ from PIL import Image
 from PIL import ImageOps
 
 from routing_tf.files import named_files
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import array_store
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import integer_at_least
 from routing_tf.problems.image import ImageProblem
-from routing_tf.problems.own_files import OwnFiles
-from routing_tf.problems.own_files import separate
-from routing_tf.problems.own_files import split_of_file
 from routing_tf.problems.registry import register
+from routing_tf.problems.sources import OwnFiles
+from routing_tf.problems.sources import separate
+from routing_tf.problems.sources import split_of_file
 
 # Whatever its name says, a file may have any of these formats.
 ENDINGS = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp")

@@ -8,13 +8,13 @@ from absl import logging
 from routing_tf.files import raw_files
 from routing_tf.files.named_files import identity
 from routing_tf.files.named_files import named_paths
-from routing_tf.files.splits import SPLITS
-from routing_tf.problems.own_files import HELD_OUT_SHARE
-from routing_tf.problems.own_files import OwnFiles
-from routing_tf.problems.own_files import check_no_raw_dir
-from routing_tf.problems.own_files import separate
+from routing_tf.files.names import SPLITS
 from routing_tf.problems.registry import register
 from routing_tf.problems.seq2seq import Seq2SeqProblem
+from routing_tf.problems.sources import HELD_OUT_SHARE
+from routing_tf.problems.sources import OwnFiles
+from routing_tf.problems.sources import check_no_raw_dir
+from routing_tf.problems.sources import separate
 
 
 @register("parallel_files")

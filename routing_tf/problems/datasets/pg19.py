@@ -8,9 +8,9 @@ import pathlib
 import numpy as np
 
 from routing_tf.files import raw_files
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import vocabularies
-from routing_tf.problems.metrics import perplexity
+from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
 from routing_tf.problems.sources import Source
 from routing_tf.problems.text import TextProblem

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 from jax.experimental import multihost_utils
 
-from routing_tf.training.engines.engine import Engine
+from routing_tf.training.engines.step import Engine
 from routing_tf.training.engines.step import split_batch
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from routing_tf.layers.support.replicas import sum_over_replicas
-from routing_tf.training.engines.engine import Engine
+from routing_tf.training.engines.step import Engine
 from routing_tf.training.engines.step import split_batch
 
 

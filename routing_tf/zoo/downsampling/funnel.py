@@ -13,7 +13,7 @@ from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
-from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.blocks import size_of_head
 from routing_tf.zoo.parts.blocks import transformer_block
 
@@ -225,7 +225,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
         )
 
     def build(self, inputs_shape):
-        arguments.tokens_shape(self, inputs_shape)
+        refusals.tokens_shape(self, inputs_shape)
         if inputs_shape[-1] != self.hidden_dim:
             raise ValueError(
                 "Inputs must be of the size `hidden_dim`. Received: shape="
@@ -237,7 +237,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
             layer.build(shape)
 
     def call(self, inputs, mask=None, training=None):
-        arguments.tokens_shape(self, inputs.shape, self.hidden_dim)
+        refusals.tokens_shape(self, inputs.shape, self.hidden_dim)
         mask = mask_of(inputs) if mask is None else mask
         states = self.encode(inputs, mask, training)
         if not self.decoder_layers:
@@ -255,7 +255,7 @@ class FunnelBackbone(ConfiguredLayer, keras.Model):
             mask: as in a call; None (the default) for no padding.
             training: as in a call.
         """
-        arguments.check_built(self, "encode")
+        refusals.check_built(self, "encode")
         x, states = ops.convert_to_tensor(inputs, dtype=self.compute_dtype), []
         for block, (first, *rest) in enumerate(self.blocks):
             if block == 0:

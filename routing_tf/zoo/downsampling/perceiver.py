@@ -19,12 +19,44 @@ from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
 from routing_tf.layers.support.validation import static_length
-from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.parts.blocks import read_behind
 from routing_tf.zoo.parts.blocks import transformer_block
-from routing_tf.zoo.parts.latents import first_latent
 
 __all__ = ["PerceiverBackbone"]
+
+
+def first_latent(perceiver, inputs, cache):
+    """Checks the inputs after a cache; returns the place of the first latent."""
+    length, index = inputs.shape[1], cache.cache_index
+    rows = cache.cache["readings"][0]["rows"]
+    sequences = rows.shape[0], inputs.shape[0]
+    if None not in sequences and sequences[0] != sequences[1]:
+        raise ValueError(
+            "`cache` must be made for as many sequences as `inputs` has. Received: "
+            f"inputs.shape={tuple(inputs.shape)} and a cache for {sequences[0]}. "
+            "Pass this number to `make_cache` as `batch_size`"
+        )
+    max_length = rows.shape[2]
+    first = max(max_length - perceiver.num_latents, 0)
+    if cache.starts_anew and not first < length <= max_length:
+        raise ValueError(
+            "The first call with a cache must reach the first latent, and not go "
+            f"beyond the last. Received: {length} inputs with latents at places "
+            f"{first} to {max_length - 1}. Make a cache with another `max_length`"
+        )
+    is_known = isinstance(index, int) and not cache.starts_anew
+    if is_known and not first < index <= max_length - length:
+        raise ValueError(
+            "`cache_index` must be the number of inputs that the cache was fed, "
+            f"more than {first}, and the cache must have room for `inputs`. "
+            f"Received: cache_index={index} with {length} inputs, and a cache for "
+            f"{max_length}. Make a cache with a larger `max_length`"
+        )
+    if is_known:
+        next_token.check(cache.cache["next"], index)
+    return first
+
 
 NORM_EPSILON = 1e-6
 LATENT_STDDEV = 0.02
@@ -243,7 +275,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         return [deserialize(config) for config in self.heads]
 
     def build(self, inputs_shape, output_queries_shape=None):
-        arguments.tokens_shape(self, inputs_shape)
+        refusals.tokens_shape(self, inputs_shape)
         if self.causal and inputs_shape[-1] != self.latent_dim:
             raise ValueError(
                 "The inputs of a causal model are its latents, of the size "
@@ -283,7 +315,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         cache=None,
         cache_index=None,
     ):
-        arguments.tokens_shape(self, inputs.shape, self.input_dim)
+        refusals.tokens_shape(self, inputs.shape, self.input_dim)
         mask = mask_of(inputs) if mask is None else mask
         if cache is not None:
             self._check_queries(output_queries)
@@ -328,7 +360,7 @@ class PerceiverBackbone(ConfiguredLayer, keras.Model):
         Raises:
             ValueError: if the model is not causal or not built.
         """
-        arguments.check_built(self, "make_cache")
+        refusals.check_built(self, "make_cache")
         batch_size = check_positive_integer("batch_size", batch_size)
         max_length = check_positive_integer("max_length", max_length)
         self._check_causal()

@@ -9,7 +9,7 @@ from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
 from routing_tf.layers.support.validation import check_seed
-from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts import refusals
 
 __all__ = ["TokenFuser", "TokenLearner"]
 
@@ -93,13 +93,13 @@ class TokenLearner(ConfiguredLayer):
         self.map_dense = keras.layers.Dense(self.num_tokens, name="maps", **own)
 
     def build(self, inputs_shape):
-        arguments.tokens_shape(self, inputs_shape)
+        refusals.tokens_shape(self, inputs_shape)
         self.norm.build(inputs_shape)
         self.hidden_dense.build(inputs_shape)
         self.map_dense.build((*inputs_shape[:-1], self.bottleneck_dim))
 
     def call(self, inputs, mask=None, training=None):
-        arguments.tokens_shape(self, inputs.shape)
+        refusals.tokens_shape(self, inputs.shape)
         weights = self.maps(inputs, mask, training)
         return ops.matmul(ops.cast(weights, inputs.dtype), inputs)
 
@@ -175,8 +175,8 @@ class TokenFuser(ConfiguredLayer):
         self.dropout_layer = keras.layers.Dropout(dropout, seed=self.seed, **own)
 
     def build(self, tokens_shape, inputs_shape):
-        arguments.tokens_shape(self, tokens_shape)
-        arguments.tokens_shape(self, inputs_shape)
+        refusals.tokens_shape(self, tokens_shape)
+        refusals.tokens_shape(self, inputs_shape)
         number = tokens_shape[1]
         if number is None:
             raise ValueError(

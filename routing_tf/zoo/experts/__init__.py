@@ -1,1 +1,1 @@
-"""Feed-forward networks that consist of experts."""
+"""Layers of which each token uses a part: experts, units, and learned memories."""

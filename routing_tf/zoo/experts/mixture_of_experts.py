@@ -25,7 +25,7 @@ from routing_tf.zoo.experts.routes import num_dropped
 from routing_tf.zoo.experts.routes import places_of
 from routing_tf.zoo.experts.routes import router_z
 from routing_tf.zoo.experts.routes import router_z_sum
-from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts import refusals
 
 __all__ = ["MixtureOfExperts"]
 
@@ -221,7 +221,7 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
             )
 
     def build(self, inputs_shape):
-        arguments.tokens_shape(self, inputs_shape)
+        refusals.tokens_shape(self, inputs_shape)
         self.dim = dim = inputs_shape[-1]
         hidden = self.intermediate_dim
         self.router_kernel = self.add_weight(
@@ -313,8 +313,8 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         return self._routes(probabilities, real)[0]
 
     def _tokens(self, inputs, mask):
-        arguments.tokens_shape(self, inputs.shape, self.dim)
-        return arguments.without_padding(inputs, mask)
+        refusals.tokens_shape(self, inputs.shape, self.dim)
+        return refusals.without_padding(inputs, mask)
 
     def _logits(self, x, training=None):
         """Returns the logits of the experts `<float32>[batch, length, num_experts]`."""

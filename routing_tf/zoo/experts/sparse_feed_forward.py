@@ -12,7 +12,7 @@ from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
 from routing_tf.layers.support.validation import check_seed
 from routing_tf.layers.support.validation import initializer
-from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts import refusals
 
 __all__ = ["SparseFeedForward"]
 
@@ -140,7 +140,7 @@ class SparseFeedForward(ConfiguredLayer):
         )
 
     def build(self, inputs_shape):
-        arguments.tokens_shape(self, inputs_shape)
+        refusals.tokens_shape(self, inputs_shape)
         self.dim = dim = inputs_shape[-1]
         self.bottleneck.build(inputs_shape)
         self.controller.build((None, None, self.controller_dim))
@@ -160,7 +160,7 @@ class SparseFeedForward(ConfiguredLayer):
         )
 
     def call(self, inputs, training=None):
-        arguments.tokens_shape(self, inputs.shape, self.dim)
+        refusals.tokens_shape(self, inputs.shape, self.dim)
         logits = self._logits(inputs)
         if inputs.shape[1] == 1 and not training:
             return self._from_chosen_rows(inputs, place_of_largest(logits))
@@ -178,9 +178,9 @@ class SparseFeedForward(ConfiguredLayer):
 
         They are numbers within a block, `<int32>[batch, length, blocks]`.
         """
-        arguments.check_built(self, "choose")
+        refusals.check_built(self, "choose")
         inputs = ops.convert_to_tensor(inputs)
-        arguments.tokens_shape(self, inputs.shape, self.dim)
+        refusals.tokens_shape(self, inputs.shape, self.dim)
         logits = self._logits(inputs)
         return place_of_largest(logits)
 

@@ -8,6 +8,8 @@ from keras import ops
 from routing_tf.layers import MixedAttention
 from routing_tf.layers.attention import arguments
 from routing_tf.layers.attention import stepping
+from routing_tf.layers.caches.rows import last_token
+from routing_tf.layers.support import gathering
 from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -20,9 +22,9 @@ from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
-from routing_tf.zoo.parts import earlier_tokens
 
 __all__ = ["SparseProjectionAttention"]
+
 
 # That of the authors' code.
 GATE_STDDEV = 0.5
@@ -298,7 +300,7 @@ class SparseProjectionAttention(MixedAttention):
         past = before["tokens"]
         if cache is not None and not cache.starts_anew:
             index, before = ops.cast(cache.cache_index, "int32"), cache.cache["earlier"]
-            past = earlier_tokens.read(before, index)
+            past = tokens_before(before, index)
             segment = cache.cache["segment"]
             if ids is None:
                 places = index - segment["start"][:, None] + numbers(length)
@@ -316,7 +318,7 @@ class SparseProjectionAttention(MixedAttention):
         if cache is None:
             return tokens, None
         static_length("query", query)
-        return tokens, earlier_tokens.remember(before, index, x, real)
+        return tokens, with_tokens(before, index, x, real)
 
     def _real_tokens(self, query, masks, segment_ids, cache):
         """Returns which tokens are no padding, `<bool>[B, L]`, and the ids; or None."""
@@ -346,7 +348,7 @@ class SparseProjectionAttention(MixedAttention):
 
     def _no_tokens(self, batch_size):
         number = self.length_kernel_size - 1
-        return earlier_tokens.make(batch_size, number, self.width, self.compute_dtype)
+        return no_tokens(batch_size, number, self.width, self.compute_dtype)
 
     def product(self, x, names):
         if names == ["output"] and not self.use_output_projection:
@@ -385,3 +387,49 @@ class SparseProjectionAttention(MixedAttention):
         ]
         pairs = enumerate(itertools.product(names, has_key))
         return [head for head, (name, has) in pairs if has or name != "key"]
+
+
+def no_tokens(batch_size, num_tokens, size, dtype):
+    """Returns an empty cache of the last few tokens, for the convolution.
+
+    A dict of `"tokens"` `<float>[B, N, E]` and their `"positions"` `<int32>[B, N]`, -1
+    where there is none; as in a ring, the token at position p is in the slot p % N.
+    """
+    return {
+        "tokens": ops.zeros((batch_size, num_tokens, size), dtype),
+        "positions": ops.full((batch_size, num_tokens), -1, dtype="int32"),
+    }
+
+
+def tokens_before(cache, index):
+    """Returns the tokens before position `index`, `[B, N, E]`; zeros for no token."""
+    number = cache["positions"].shape[1]
+    positions = index - number + numbers(number)
+    slots = positions % number
+    is_there = ops.take(cache["positions"], slots, axis=1) == positions
+    tokens = ops.take(cache["tokens"], slots, axis=1)
+    return ops.where(is_there[..., None], tokens, ops.zeros_like(tokens))
+
+
+def with_tokens(cache, index, tokens, real=None):
+    """Returns the cache with tokens up to the last real one of each row.
+
+    Args:
+        cache: that of the tokens before.
+        index: position of the first token, an integer or a tensor.
+        tokens: `[B, L, E]`, with zeros at padding; L must be known.
+        real: `<bool>[B, L]`, or `[1, L]`, False for padding; None (the default) for
+            none.
+    """
+    batch, number = ops.shape(cache["positions"])
+    length, slots = tokens.shape[1], numbers(number)
+    last = index + (length - 1 if real is None else last_token(real)[:, None])
+    positions = last - (last - slots) % number
+    positions = ops.broadcast_to(positions, (batch, number))
+    is_new = positions >= index
+    places = ops.clip(positions - index, 0, length - 1)
+    new = gathering.gather(tokens[:, None], places[:, None])[:, 0]
+    return {
+        "tokens": ops.where(is_new[..., None], new, cache["tokens"]),
+        "positions": ops.where(is_new, positions, cache["positions"]),
+    }

@@ -22,6 +22,7 @@ from routing_tf.layers.support import extremes
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.blocks import break_into_blocks
 from routing_tf.layers.support.blocks import put_back_blocks
+from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -34,6 +35,82 @@ from routing_tf.layers.support.products import product
 NEAR_TIE = 2e-6
 # Scores are clipped to it, and its negative means none.
 LARGEST = float(np.finfo("float32").max)
+
+
+def is_among(places, length):
+    """Returns which places of an axis are among those that were chosen.
+
+    Args:
+        places: `<int>[..., K]`, places on an axis, or `length` for none.
+        length: length of the axis, an integer or a tensor.
+
+    Returns:
+        `<bool>[..., length]`.
+    """
+    *shape, count = ops.shape(places)
+    places = ops.reshape(ops.cast(places, "int32"), (-1, count))
+    num_rows = ops.shape(places)[0]
+    row = ops.arange(num_rows, dtype="int32")[:, None] + ops.zeros_like(places)
+    # Two numbers for each place, because one may exceed 32-bit integers.
+    index = ops.reshape(ops.stack([row, places], axis=-1), (-1, 2))
+    ones = ops.ones_like(index[:, 0], dtype="float32")
+    found = backends.scatter(index, ones, (num_rows, length + 1))
+    return ops.reshape(found[:, :length] > 0, (*shape, length))
+
+
+def side_by_side(parts, leading):
+    """Joins what is broadcastable to `[*leading, slots]` along the last axis."""
+    parts = [ops.broadcast_to(x, (*leading, length_of(x, -1))) for x in parts]
+    return ops.concatenate(parts, axis=-1)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class FeatureInputs(HeadInputs):
+    """Inputs of heads that read features.
+
+    Args:
+        features: `<float>[batch, length, dim]`, the tokens that queries are made from,
+            in the order of their positions.
+    """
+
+    features: Any = None
+
+    @property
+    def differentiated(self):
+        return [*super().differentiated, "features"]
+
+    def tokens(self, first, number):
+        features = ops.take(self.features, first + numbers(number), axis=1)
+        return dataclasses.replace(super().tokens(first, number), features=features)
+
+
+class ReadsFeatures:
+    """The part of a `HeadGroup` that gets features, before it in the base classes."""
+
+    def __call__(self, query=None, key=None, value=None, *, features=None, **options):
+        if "inputs" in options:
+            return super().__call__(**options)
+        if features is None:
+            raise ValueError(
+                "`features` must be given, because the heads read the inputs of the "
+                "queries. Received: features=None. Call the `MixedAttention` that "
+                "holds the group"
+            )
+        self.input_dim = features.shape[-1]
+        return super().__call__(query, key, value, source=features, **options)
+
+    def dim_of_features(self, features_shape):
+        """Returns the size of a token, when the group is built."""
+        return self.input_dim if features_shape is None else features_shape[-1]
+
+    def with_features(self, inputs):
+        """Returns `FeatureInputs`, given `HeadInputs` as `prepared` returns them."""
+        features, positions = inputs.source, inputs.positions
+        if positions is not None:
+            features = positions.arrange(features[:, None])[:, 0]
+        features = ops.cast(features, self.compute_dtype)
+        fields = {x.name: getattr(inputs, x.name) for x in dataclasses.fields(inputs)}
+        return FeatureInputs(**fields, features=features)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

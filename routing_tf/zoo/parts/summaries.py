@@ -1,4 +1,4 @@
-"""The common part of heads that see a few keys for each block, and a window."""
+"""Heads that see a few keys for each block, and the nearest tokens."""
 
 import dataclasses
 
@@ -8,15 +8,151 @@ from routing_tf.layers import HeadGroup
 from routing_tf.layers import ScaledDotProduct
 from routing_tf.layers.caches import recent_tokens
 from routing_tf.layers.caches import rows
+from routing_tf.layers.routing.cluster_order import chunk_size_for
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
 from routing_tf.layers.support import blocks
+from routing_tf.layers.support.blocks import break_into_blocks
+from routing_tf.layers.support.blocks import memory_windows
+from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import known_mask
-from routing_tf.zoo.parts import near_tokens
+from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.zoo.parts import refusals
 
 NO_WINDOW = "a window consists of places in the sequence of the queries"
+
+
+def attend_near(dot_product, inputs, window, training=None):
+    """Lets each query attend to the tokens near it.
+
+    Args:
+        dot_product: `ScaledDotProduct`.
+        inputs: `HeadInputs` of self-attention.
+        window: number of tokens that a query sees, including its own: the last ones
+            under a causal mask, otherwise as many on each side.
+        training: whether dropout is on.
+
+    Returns:
+        `<float>[batch, heads, length, value_dim]`, and the logarithms of sums of
+        exponentials `<float32>[batch, heads, length]`, see `ScaledDotProduct`.
+    """
+    length = length_of(inputs.query, 2)
+    if is_known(length):
+        window = min(window, length)
+    size = chunk_size_for(window)
+    before = -(-(window - 1) // size)
+    after = 0 if inputs.use_causal_mask else before
+
+    def windows(x):
+        cut = blocks.break_into_blocks(x, size, axis=2)
+        return blocks.memory_windows(cut, (before,), (after,), axis=2)
+
+    real = windows(known_mask(inputs.value, inputs.value_mask))
+    back = numbers(size)[:, None] + before * size
+    back = back - numbers((before + 1 + after) * size)
+    is_near = (back >= (1 - window if after else 0)) & (back < window)
+    bias = inputs.token_bias
+    results = dot_product(
+        blocks.break_into_blocks(inputs.query, size, axis=2),
+        windows(inputs.key),
+        windows(inputs.value),
+        attention_mask=ops.logical_and(real[..., None, :], is_near),
+        bias=None if bias is None else windows(bias)[..., None, :],
+        offset=before * size,
+        return_logsumexp=True,
+        training=training,
+    )
+    return [blocks.put_back_blocks(x, length, axis=2) for x in results]
+
+
+def step_near(group, tokens, query, window, index):
+    """Lets a query `[B, H, 1, D]` at `index` see the last `window` rows up to it."""
+    window = min(window, tokens.shape[2])
+    places = index - (window - 1) + numbers(window)
+    read = ops.take(tokens, ops.maximum(places, 0), axis=2)
+    return rows.attend_to_rows(group, query, read, places >= 0, places - index)
+
+
+class BlockCompression(ConfiguredLayer):
+    """Maps overlapping blocks of vectors to one vector each.
+
+    A vector for its place in the block, one for each head, is added to each vector;
+    those of a block, side by side, pass through a network with one hidden layer (ReLU),
+    the same for all heads. Padding counts as zeros.
+
+    Letters: B batch, H heads, C blocks, S vectors of a block, D dim.
+
+    Args:
+        block_length: length of a block, in tokens.
+        stride: distance of the starts of consecutive blocks, in tokens; the length of a
+            block is a multiple of it.
+        hidden_dim: size of the hidden layer; None (the default) for four times that of
+            a vector.
+        kernel_initializer: initializer of the network. Defaults to `"glorot_uniform"`.
+        **kwargs: arguments of `keras.layers.Layer`, such as `name` and `dtype`.
+
+    Call arguments:
+        blocks: `<float>[B, H, C, S, D]`.
+        mask: `<bool>[B, 1, C, S]`, True for real tokens.
+
+    Returns:
+        `<float>[B, H, C, D]`.
+
+    Reference: Yuan et al. (2025), "Native Sparse Attention", equation 7.
+    """
+
+    def __init__(
+        self,
+        block_length,
+        stride,
+        hidden_dim=None,
+        kernel_initializer="glorot_uniform",
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.block_length = block_length
+        self.stride = stride
+        self.hidden_dim = hidden_dim
+        self.kernel_initializer = kernel_initializer
+
+    def build(self, shape):
+        _, heads, _, dim = shape
+        joined, hidden = self.block_length * dim, self.hidden_dim or 4 * dim
+        places = (heads, 1, self.block_length, dim)
+        self.places = self.add_weight(places, "zeros", name="places")
+        self.hidden_kernel = self.add_weight(
+            (joined, hidden), cloned(self.kernel_initializer), name="hidden_kernel"
+        )
+        self.hidden_bias = self.add_weight((hidden,), "zeros", name="hidden_bias")
+        self.output_kernel = self.add_weight(
+            (hidden, dim), cloned(self.kernel_initializer), name="output_kernel"
+        )
+        self.output_bias = self.add_weight((dim,), "zeros", name="output_bias")
+
+    def blocks_of(self, x):
+        """Cuts into overlapping blocks `[B, heads, C, S, ...]`, one for each stride."""
+        parts = break_into_blocks(x, self.stride, axis=2)
+        after = self.block_length // self.stride - 1
+        return memory_windows(parts, before=(0,), after=(after,), axis=2)
+
+    def call(self, blocks, mask):
+        places, first, first_bias, last, last_bias = (
+            ops.cast(ops.convert_to_tensor(weight), blocks.dtype)
+            for weight in (
+                self.places,
+                self.hidden_kernel,
+                self.hidden_bias,
+                self.output_kernel,
+                self.output_bias,
+            )
+        )
+        blocks = ops.where(mask[..., None], blocks + places, 0)
+        *shape, slots, dim = ops.shape(blocks)
+        joined = ops.reshape(blocks, (*shape, slots * dim))
+        hidden = ops.relu(ops.matmul(joined, first) + first_bias)
+        return ops.matmul(hidden, last) + last_bias
 
 
 class SummaryHeads(HeadGroup):
@@ -82,7 +218,7 @@ class SummaryHeads(HeadGroup):
             key, value = self.near(inputs.key, inputs.value)
             near = dataclasses.replace(inputs, key=key, value=value)
             window = self.attention_window
-            parts.append(near_tokens.attend(self.dot_product, near, window, training))
+            parts.append(attend_near(self.dot_product, near, window, training))
         return self.joined(parts)
 
     def summaries(self, inputs):

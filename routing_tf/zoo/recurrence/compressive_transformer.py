@@ -15,14 +15,14 @@ from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
-from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts import refusals
 from routing_tf.zoo.recurrence.segments import check_multiple
 from routing_tf.zoo.recurrence.segments import check_parts
 from routing_tf.zoo.recurrence.segments import checked_state
 from routing_tf.zoo.recurrence.segments import empty_memories
 from routing_tf.zoo.recurrence.segments import segments
+from routing_tf.zoo.recurrence.transformer_xl import TransformerXLAttention
 from routing_tf.zoo.recurrence.transformer_xl import TransformerXLBackbone
-from routing_tf.zoo.recurrence.transformer_xl_attention import TransformerXLAttention
 
 __all__ = ["CompressiveAttention", "CompressiveTransformerBackbone"]
 
@@ -175,8 +175,8 @@ class CompressiveAttention(TransformerXLAttention):
         return state
 
     def call(self, inputs, mask=None, training=None, state=None):
-        arguments.tokens_shape(self, inputs.shape, self.dim)
-        x, real = arguments.without_padding(inputs, mask)
+        refusals.tokens_shape(self, inputs.shape, self.dim)
+        x, real = refusals.without_padding(inputs, mask)
         begins = state is None
         if begins:
             state = self._empty_state(ops.shape(x)[0])

@@ -15,7 +15,7 @@ from routing_tf.layers.support.serialization import deserialize
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
-from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts import refusals
 
 WAVELENGTHS = 1.0e4
 
@@ -108,7 +108,7 @@ def sinusoids(distances, dim):
 
 def empty_memories(layer, batch_size, **lengths):
     """Returns memories of a layer that hold nothing, and their masks, by name."""
-    arguments.check_built(layer, "make_state")
+    refusals.check_built(layer, "make_state")
     state = {}
     for name, length in lengths.items():
         check_positive_integer(f"{name}_length", length)

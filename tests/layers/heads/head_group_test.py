@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
-from routing_tf.zoo.parts.features import ReadsFeatures
+from routing_tf.zoo.parts.chosen_blocks import ReadsFeatures
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds

@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core import shuffle
 
 from routing_tf.problems import builders
-from routing_tf.problems.builders import leftovers
+from routing_tf.problems.builders import preparation
 
 RELEASE_FILES = {"train": "train.txt", "validation": "valid.txt", "test": "test.txt"}
 
@@ -223,7 +223,7 @@ class TestDownloads:
         part = data / "downloads" / "enwik8" / "enwik8.tmp.4567" / "part"
         part.parent.mkdir(parents=True)
         part.write_text("half")
-        monkeypatch.setattr(leftovers, "SECONDS_UNTIL_GIVEN_UP", -1.0)
+        monkeypatch.setattr(preparation, "SECONDS_UNTIL_GIVEN_UP", -1.0)
         builders.prepare(integers(data), raw)
         assert not part.parent.exists()
 

@@ -6,9 +6,9 @@ from unittest import mock
 import pytest
 import tensorflow_datasets as tfds
 
-from routing_tf.files.splits import SPLITS
+from routing_tf.files.names import SPLITS
 from routing_tf.problems import builders
-from routing_tf.problems.builders import wikitext103
+from routing_tf.problems.builders import wikipedia
 from tests.problems.prepared import write_zip
 
 DUMMY_DATA = pathlib.Path(__file__).parent / "dummy_data"
@@ -62,7 +62,7 @@ class TestArticles:
     )
     def test_cut_at_titles_and_nowhere_else(self, raw, articles):
         path = write(raw, "wiki", "".join(articles))
-        assert list(wikitext103.read_articles(path)) == articles
+        assert list(wikipedia.read_articles(path)) == articles
 
     @pytest.mark.skipif(not REFERENCE, reason="needs $ROUTING_TF_REFERENCE_DIR")
     def test_real_files(self, data):

@@ -1,4 +1,4 @@
-"""WikiText-103: articles of Wikipedia, as words or as bytes."""
+"""Texts of Wikipedia: enwik8 and WikiText-103."""
 
 import functools
 
@@ -6,16 +6,146 @@ import numpy as np
 
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import array_store
-from routing_tf.problems import packing
 from routing_tf.problems import vocabularies
-from routing_tf.problems.metrics import perplexity
+from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
+from routing_tf.problems.text import EachLine
+from routing_tf.problems.text import OverlappingLines
+from routing_tf.problems.text import SlidingWindows
 from routing_tf.problems.text import TextProblem
+from routing_tf.problems.text import WholeLines
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import WordTokenizer
+from routing_tf.tokenizers import byte_tokenizer
 from routing_tf.tokenizers.base_tokenizer import END_ID
 
 VOCABULARY_FILE = "vocabulary.words"
+
+
+@register("enwik8")
+class Enwik8(TextProblem):
+    """enwik8, the first 100 million bytes of a Wikipedia dump, as bytes.
+
+    `datagen` takes the original file `enwik8` or `enwik8.zip`, of which the first 90
+    million bytes are for training, the next 5 for validation and the last 5 for
+    testing, or downloads it. Ids are those of `ByteTokenizer`, and the end id follows
+    each split.
+
+    It also takes the release's files `train.txt`, `valid.txt` and `test.txt`, integers
+    separated by spaces. These are the ids themselves, without end ids and without a
+    tokenizer. In the packing "release" each of their lines is a window.
+
+    Args:
+        form: string, "bytes" for the original file or "integers" for the release's.
+            Defaults to `None`: the form that exists, the original first; the packing
+            "release" needs integers.
+        **options: arguments of `TextProblem`. `sequence_length` defaults to 8192.
+
+    Raises:
+        ValueError: if there is no such form; from `prepare`, if the data is not in
+            `data_dir`.
+
+    Example:
+    ```python
+    from routing_tf import problems
+
+    problem = problems.get("enwik8", data_dir="data")
+    problem.sequence_length  # 8192
+    ```
+
+    Reference: `Enwik8` of the release; Mahoney, "Large Text Compression Benchmark".
+    """
+
+    storage = "enwik8"
+    builder = "enwik8"
+    default_sequence_length = 8192
+    default_hparams_set = "enwik8_local_cluster8k"
+
+    def __init__(self, form=None, **options):
+        super().__init__(**options)
+        check_choice("form", form, ("bytes", "integers", None))
+        if self.packing == "release" and form == "bytes":
+            raise ValueError(
+                "`packing='release'` needs the release's files of integers. Received: "
+                "form='bytes'. Leave one of them out"
+            )
+        self.form = form
+
+    def builder_names(self):
+        forms = [self.form] if self.form else ["bytes", "integers"]
+        if self.packing == "release":
+            forms = ["integers"]
+        return [f"enwik8/{form}" for form in forms]
+
+    @property
+    def is_integers(self):
+        """Whether the data is the release's files of integers."""
+        return self.source.form == "integers"
+
+    @property
+    def variant(self):
+        return f"{self.source.form}-{self.packed_name}"
+
+    @functools.cached_property
+    def tokenizer(self):
+        return None if self.is_integers else ByteTokenizer()
+
+    @property
+    def id_arrays(self):
+        return () if self.is_integers else ("ids",)
+
+    @functools.cached_property
+    def vocabulary_size(self):
+        if not self.is_integers:
+            return byte_tokenizer.NUM_IDS
+        # Of all splits, so that each can be scored.
+        largest = max(self.ids(split).max() for split in self.available_splits())
+        return max(byte_tokenizer.NUM_IDS, int(largest) + 1)
+
+    def ids_dtype(self):
+        return "int32" if self.is_integers else "uint16"
+
+    def text_of(self, example):
+        return example["ids" if self.is_integers else "text"]
+
+    def encode(self, text):
+        return text if self.is_integers else super().encode(text)
+
+    def pieces(self, split, state):
+        pieces = super().pieces(split, state)
+        following = next(pieces, None)
+        while following is not None:
+            (text, _, place), following = following, next(pieces, None)
+            # The pieces of a split are one text; integers may use every id.
+            yield text, following is None and not self.is_integers, place
+
+    def release_rule(self, split):
+        return EachLine(self.sequence_length)
+
+    def release_lines(self, text):
+        return [text]
+
+    def describe_split(self, split):
+        if self.is_integers:
+            return f"{self.num_tokens(split):,} integers"
+        return f"{self.num_tokens(split) - 1:,} bytes"
+
+
+@register("enwik8_length8k")
+class Enwik8Length8k(Enwik8):
+    """enwik8 in windows of 8192 bytes."""
+
+    has_length_in_name = True
+    default_sequence_length = 8192
+
+
+@register("enwik8_length12k")
+class Enwik8Length12k(Enwik8):
+    """enwik8 in windows of 12288 bytes."""
+
+    has_length_in_name = True
+    default_sequence_length = 12288
+    default_hparams_set = "enwik8_local_cluster12k"
 
 
 @register("wikitext103")
@@ -159,10 +289,8 @@ class Wikitext103(TextProblem):
 
     def release_rule(self, split):
         if split == self.train_split:
-            return packing.OverlappingLines(self.sequence_length)
-        return packing.WholeLines(
-            self.sequence_length, end_windows=False, keep_last=False
-        )
+            return OverlappingLines(self.sequence_length)
+        return WholeLines(self.sequence_length, end_windows=False, keep_last=False)
 
     def release_lines(self, text):
         for line in text.split("\n"):
@@ -214,7 +342,7 @@ class Wikitext103Length4kOverlap(Wikitext103Length4k):
 
     def release_rule(self, split):
         if split == self.train_split:
-            return packing.SlidingWindows(self.sequence_length)
+            return SlidingWindows(self.sequence_length)
         return super().release_rule(split)
 
     def release_lines(self, text):

@@ -1,4 +1,4 @@
-"""Suggestions for misspelt names."""
+"""Names: of splits, and suggestions for misspelt ones."""
 
 
 def did_you_mean(name, names):
@@ -7,3 +7,6 @@ def did_you_mean(name, names):
 
     near = difflib.get_close_matches(str(name), list(names), n=2, cutoff=0.75)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+
+
+SPLITS = ("train", "validation", "test")

@@ -12,9 +12,10 @@ from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
 from routing_tf.layers.support.validation import check_seed
 from routing_tf.layers.support.validation import initializer
-from routing_tf.zoo.parts import arguments
+from routing_tf.zoo.parts import refusals
 
 __all__ = ["ProductKeyMemory"]
+
 
 NORM_EPSILON = 1e-5
 
@@ -160,7 +161,7 @@ class ProductKeyMemory(ConfiguredLayer):
         return None
 
     def build(self, inputs_shape):
-        arguments.tokens_shape(self, inputs_shape)
+        refusals.tokens_shape(self, inputs_shape)
         self.dim = inputs_shape[-1]
         half = self.key_dim // 2
         value_dim = self.value_dim or inputs_shape[-1]
@@ -202,7 +203,7 @@ class ProductKeyMemory(ConfiguredLayer):
 
     def _queries(self, x, mask=None, training=None):
         """Returns both halves of the queries `[batch, length, 2, heads, half]`."""
-        arguments.tokens_shape(self, x.shape, self.dim)
+        refusals.tokens_shape(self, x.shape, self.dim)
         query = self.query_dense(self.dropout_layer(x, training=training))
         if self.query_norm == "batch":
             query = self.norm(query, training=training, mask=mask)

@@ -1,4 +1,4 @@
-"""Problems of translation: the news tasks of WMT, as documents."""
+"""Pairs of texts: the news tasks of WMT, and abstracts of scientific papers."""
 
 import itertools
 
@@ -197,3 +197,41 @@ class TranslateEnfiWmt17(WmtProblem):
 
     builder = "wmt17_translate/fi-en"
     languages = ("en", "fi")
+
+
+@register("arxiv")
+class Arxiv(Seq2SeqProblem):
+    """Abstracts of papers on arXiv, generated from the articles, as subwords.
+
+    White space of any kind, including line ends, becomes one space.
+
+    Args:
+        **options: arguments of `Seq2SeqProblem`. `input_length` defaults to 24064,
+            `sequence_length` to 512.
+
+    Reference: Cohan et al., "A Discourse-Aware Attention Model for Abstractive
+    Summarization of Long Documents" (2018).
+    """
+
+    storage = "arxiv"
+    builder = "scientific_papers/arxiv"
+    default_input_length = 24064
+    default_hparams_set = "arxiv_local_cluster24k"
+
+    def pair_of(self, example):
+        # A vocabulary has no line ends; each would need five subwords.
+        texts = (example[name].decode("utf-8") for name in ("article", "abstract"))
+        return tuple(" ".join(text.split()) for text in texts)
+
+
+@register("pubmed")
+class Pubmed(Arxiv):
+    """Abstracts of papers on PubMed, generated from the articles, as subwords.
+
+    The same as `Arxiv` for other papers; `input_length` defaults to 10240.
+    """
+
+    storage = "pubmed"
+    builder = "scientific_papers/pubmed"
+    default_input_length = 10240
+    default_hparams_set = "pubmed_local_cluster10k"

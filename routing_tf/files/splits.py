@@ -1,3 +1,0 @@
-"""The splits of data, by name."""
-
-SPLITS = ("train", "validation", "test")

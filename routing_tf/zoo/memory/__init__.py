@@ -1,1 +1,0 @@
-"""Layers that look up learned values."""

@@ -95,7 +95,9 @@ class SortedReads(_Reads):
             count > 0,
             window,
         )
-        ranks, ends = found.ranks(), found.of_queries(ends)[..., None]
+        # Empty slots see nothing: their weights could overflow, and 0 * inf is NaN.
+        ends = ops.where(found.order.is_filled, found.of_queries(ends), 0)
+        ranks, ends = found.ranks(), ends[..., None]
         first = ends - found.of_queries(count)[..., None]
         visible = ops.logical_and(ranks < ends, ranks >= first)
         visible = ops.logical_and(visible, ranks >= 0)

@@ -119,4 +119,5 @@ def test_the_console_script_of_an_installed_wheel(tmp_path):
     refused = run_script("evaluate", "--model_dir=no/where")
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: `--model_dir` must hold a run")
-    assert (place / "routing_tf" / "problems" / "builders" / "checksums.tsv").exists()
+    for data in ("problems/builders/checksums.tsv", "settings/release_sets.json"):
+        assert (place / "routing_tf" / data).exists()

@@ -14,7 +14,7 @@ import re
 import keras
 
 from routing_tf import models
-from routing_tf.settings.release_sets import RELEASE_SETS
+from routing_tf.settings.presets import RELEASE_SETS
 
 TITLES = {
     "text": "Decoders of text",

@@ -164,7 +164,7 @@ def score_texts(options):
         )
     from routing_tf import models
     from routing_tf.models import scoring
-    from routing_tf.models.influence import influence_in_text
+    from routing_tf.models.score import influence_in_text
     from routing_tf.models.token_scorer import TokenScorer
     from routing_tf.training import evaluation
     from routing_tf.training import loading

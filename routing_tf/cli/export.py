@@ -123,14 +123,14 @@ def _snippet(model, options):
 
 
 def _calls(model, max_length):
-    from routing_tf.models import saved_texts
+    from routing_tf.models import saved_functions
 
     h = model.hyperparameters
     if h.kind == "image":
         has_labels = h.num_classes is not None
         first, labels = ("[0, 1]", ", [0, 1]") if has_labels else ("2", "")
         return _IMAGES.format(first=first, labels=labels)
-    length = min(64, max_length or saved_texts.default_max_length(model))
+    length = min(64, max_length or saved_functions.default_max_length(model))
     calls = _IDS if model.preprocessor is None else _TEXT
     if h.kind == "seq2seq":
         # With an encoder, there is no `score`.

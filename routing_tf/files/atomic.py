@@ -1,6 +1,7 @@
-"""Files and folders that are written completely or not at all."""
+"""Files and folders written completely or not at all, and by one process at a time."""
 
 import contextlib
+import fcntl
 import itertools
 import os
 import pathlib
@@ -114,3 +115,24 @@ def is_empty(folder):
 def open_text(path):
     """Opens a file to write text of any characters."""
     return open(path, "w", encoding="utf-8", errors="replace", newline="\n")
+
+
+@contextlib.contextmanager
+def locked(folder, wait=True):
+    """Lets one process at a time work in an existing folder.
+
+    If `wait` is False and another process holds the lock, raises `BlockingIOError`.
+    On file systems without locks, such as some network mounts, it does nothing;
+    `filelock` fails on most of them, and leaves a file of its own in the folder.
+    """
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(lock)

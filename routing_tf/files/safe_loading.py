@@ -1,7 +1,8 @@
 """Checks of files from strangers, before they are loaded.
 
 Loading runs no code of a file: Keras sees only configs with classes of this package. It
-also needs no more memory than the size of the file justifies.
+also needs no more memory than the size of the file justifies. The `safe_mode` of Keras
+refuses only lambdas: it makes objects of any class of Keras, with weights of any size.
 
 Attributes:
     PACKAGES: set of the packages, as in `keras.saving.register_keras_serializable`,

@@ -16,8 +16,8 @@ from routing_tf.models import bridge
 from routing_tf.models import initializers
 from routing_tf.models import patterns
 from routing_tf.models.pattern_checks import refuse_option
-from routing_tf.models.routed_heads import groups_of
-from routing_tf.models.routed_heads import name_of
+from routing_tf.models.patterns import groups_of
+from routing_tf.models.patterns import name_of
 from routing_tf.settings.hyperparameters import arguments_of
 
 

@@ -3,7 +3,6 @@
 from routing_tf.files.names import did_you_mean
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import patterns
-from routing_tf.models import routed_heads
 
 # Hyperparameters that heads may refuse, their names in heads, and neutral values.
 OPTIONS = {
@@ -94,13 +93,13 @@ def _check_routed_heads(h):
 
 def _check_config(h, config, received):
     """Refuses a head group with flaws, not for decoders, or of another scope."""
-    if routed_heads.class_of(config).has_flaws:
+    if patterns.class_of(config).has_flaws:
         raise ValueError(
             "`routed_heads` must be heads without flaws of the release. Received: "
             f"routed_heads of {config['registered_name']}. Leave them out, and pass "
             "`compatibility='trained'` or another level"
         )
-    pattern = patterns.of_heads(routed_heads.class_of(config))
+    pattern = patterns.of_heads(patterns.class_of(config))
     if pattern is not None:
         _check_decoder_pattern(h, pattern, "routed_heads", received)
     scope = config["config"].get("routing_scope", "full")

@@ -11,11 +11,13 @@ from routing_tf.files import safe_loading
 from routing_tf.files.names import did_you_mean
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.validation import check_positive_integer
-from routing_tf.models.export_formats import check_format
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.hyperparameters import field_names
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.presets import preset_names
+
+# Their runtimes cannot loop, see the table of formats in the documentation.
+WITHOUT_LOOPS = ("litert", "openvino")
 
 _TASKS = {
     "text": "RoutingTransformerCausalLM",
@@ -234,3 +236,21 @@ def _refuse_changes(preset, arguments):
             f"changed. Received: preset={preset!r}, {', '.join(changes)}. Leave them "
             "out, or build a new model from one of the presets that are data"
         )
+
+
+def check_format(model, format):
+    """Raises a `ValueError` if a format cannot have the heads of a model."""
+    looping = {type(layer).__name__ for layer in layers_inside(model) if _loops(layer)}
+    if looping and format in WITHOUT_LOOPS:
+        raise ValueError(
+            "`format` must be one that has loops over blocks of queries, which heads "
+            f"of this model need. Received: format={format!r} with "
+            f"{', '.join(sorted(looping))}. Export to 'tf_saved_model' or 'onnx', or "
+            "take token choice"
+        )
+
+
+def _loops(layer):
+    if isinstance(layer, layers.RoutedHeads):
+        return (layer.routing, layer.routing_scope) == ("expert_choice", "prefix")
+    return isinstance(layer, layers.ClusterStridedHeads)

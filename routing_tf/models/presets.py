@@ -4,8 +4,8 @@ from routing_tf.files.names import did_you_mean
 from routing_tf.models import bridge
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.settings.presets import DESCRIPTIONS
+from routing_tf.settings.presets import RELEASE_SETS
 from routing_tf.settings.presets import SETS
-from routing_tf.settings.release_sets import RELEASE_SETS
 
 
 def preset_names(kind=None):

@@ -9,10 +9,9 @@ import keras
 import tensorflow as tf
 
 from routing_tf.layers.support.data_shapes import static_shapes
-from routing_tf.models import saved_images
-from routing_tf.models import saved_texts
+from routing_tf.models import saved_functions
 from routing_tf.models import signatures
-from routing_tf.models.export_formats import check_format
+from routing_tf.models.preset_backbone import check_format
 from routing_tf.models.token_scorer import scope_to_score
 
 # The name that TensorFlow Serving and its clients use by default.
@@ -100,11 +99,11 @@ def export(model, directory, routing_scope=None, max_length=None, verbose=None):
                 "`max_length` is for models of texts. Received: "
                 f"max_length={max_length} for a model of images"
             )
-        functions = saved_images.image_functions(model, scope)
+        functions = saved_functions.image_functions(model, scope)
     else:
-        functions = saved_texts.text_functions(model, scope, max_length)
+        functions = saved_functions.text_functions(model, scope, max_length)
         # A captured table must be tracked.
-        module.table = getattr(saved_texts.tokenizer_of(model), "table", None)
+        module.table = getattr(saved_functions.tokenizer_of(model), "table", None)
     for name, function in functions.items():
         setattr(module, name, function)
     served = {**functions, SERVING_DEFAULT: _default_of(functions)}

@@ -2,7 +2,8 @@
 
 A store is a folder of `.npy` files and an `info.json`. While it is written, its name
 ends in `.incomplete`: stopped work continues from its last checkpoint, and nobody
-mistakes an incomplete store for a complete one.
+mistakes an incomplete store for a complete one. Neither tensorflow-datasets nor
+ArrayRecord continues stopped work, or maps all records as one array.
 """
 
 import contextlib
@@ -16,7 +17,6 @@ import numpy as np
 from absl import logging
 
 from routing_tf.files import atomic
-from routing_tf.files import folder_lock
 
 SECONDS_BETWEEN_CHECKPOINTS = 10.0
 # Version of the states in `progress.json`: work of another version begins again.
@@ -133,10 +133,10 @@ def alone(folder):
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(folder_lock.hold(folder, wait=False))
+            stack.enter_context(atomic.locked(folder, wait=False))
         except BlockingIOError:
             logging.warning("waiting for another process that writes to %s", folder)
-            stack.enter_context(folder_lock.hold(folder))
+            stack.enter_context(atomic.locked(folder))
         except OSError as error:
             raise ValueError(
                 f"The folder {str(folder)!r} must be writable. Received: {error}"

@@ -9,8 +9,8 @@ from keras import ops
 
 from routing_tf.files.atomic import write_whole
 from routing_tf.files.progress import progress
-from routing_tf.models.influence import influence_of_later_tokens
 from routing_tf.models.score import Score
+from routing_tf.models.score import influence_of_later_tokens
 from routing_tf.retrofit import keras_hub_internals as internals
 
 #: Name of the file of figures in a preset.

@@ -1,6 +1,12 @@
-"""Presets as data: our own, those of other papers, and the sets of the release."""
+"""Presets as data: our own, those of other papers, and the sets of the release.
 
-from routing_tf.settings.release_sets import RELEASE_SETS
+`release_sets.json` has the sets of the release by its own names, except hyperparameters
+that concern neither the model nor its training. Each has those of the set that it is
+`"like"`, except where it has its own.
+"""
+
+import json
+import pathlib
 
 # name -> (description, hyperparameters)
 OWN_SETS = {
@@ -233,6 +239,26 @@ SPARSE_TRANSFORMER_SETS = {
         ),
     ),
 }
+
+
+def _release_sets():
+    """Reads a description and the hyperparameters, by the release's names, by name."""
+    path = pathlib.Path(__file__).with_name("release_sets.json")
+    sets = {}
+    for name, own in json.loads(path.read_text("utf-8")).items():
+        changes = {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in own["hyperparameters"].items()
+        }
+        _, values = sets.get(own.get("like"), (None, {}))
+        sets[name] = own["description"], {**values, **changes}
+    return sets
+
+
+RELEASE_SETS = _release_sets()
+_, BASE = RELEASE_SETS["sparse_transformer_local"]
+# In the release, the problem gives the number of channels.
+_, IMAGE_BASE = RELEASE_SETS["sparse_imagetransformer_base"]
 
 # The presets of hyperparameters; those of the release have its own names for them.
 SETS = {**OWN_SETS, **SPARSE_TRANSFORMER_SETS}

@@ -20,8 +20,8 @@ from absl import logging
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf.files import folder_lock
 from routing_tf.files import safe_loading
+from routing_tf.files.atomic import locked
 from routing_tf.files.atomic import told_where
 from routing_tf.files.atomic import write_whole
 from routing_tf.files.named_files import make_folder
@@ -60,7 +60,7 @@ def hold(model_dir):
     make_folder("model_dir", checkpoints.folder_of(model_dir))
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(folder_lock.hold(model_dir, wait=False))
+            stack.enter_context(locked(model_dir, wait=False))
         except BlockingIOError as error:
             raise ValueError(
                 "`model_dir` must not be in use: another process trains there. "

@@ -11,7 +11,7 @@ import pathlib
 import pytest
 
 from routing_tf import models
-from routing_tf.settings.release_sets import RELEASE_SETS
+from routing_tf.settings.presets import RELEASE_SETS
 from tests import golden_cases
 from tests.models import small_models
 from tools import preset_table

@@ -14,7 +14,7 @@ import pytest
 from routing_tf import models
 from routing_tf.models.release import conversion
 from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.settings.release_sets import RELEASE_SETS
+from routing_tf.settings.presets import RELEASE_SETS
 
 ON_JAX = keras.backend.backend() == "jax"
 OWN = ["python_small", "digits_small", "images_small", "pairs_small", "byte_tiny"]

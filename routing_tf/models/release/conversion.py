@@ -4,8 +4,8 @@ from routing_tf.files import safe_loading
 from routing_tf.layers.support.validation import is_integer
 from routing_tf.models.hyperparameters import Hyperparameters
 from routing_tf.models.release.variable_names import HEAD_SCOPES
-from routing_tf.settings.release_sets import BASE
-from routing_tf.settings.release_sets import IMAGE_BASE
+from routing_tf.settings.presets import BASE
+from routing_tf.settings.presets import IMAGE_BASE
 
 _HEADS = tuple(f"{kind}_num_heads" for kind in HEAD_SCOPES)
 # The release's step letters of a sublayer's input and output -> `norm_position`.

@@ -1,13 +1,47 @@
-"""Optional ids of packed documents among the inputs of a model."""
+"""Ids among the inputs of a model: of tokens as callers give them, and of documents."""
 
 import numpy as np
+from keras import ops
 
 from routing_tf.layers.support.segments import check_fit
+
+
+def known_ids(ids, vocabulary_size, where, mask=None):
+    """Returns ids as a NumPy array `<int32>`; refuses those that a model does not have.
+
+    Those of padding, where `mask` is False, become 0; None for no padding. `where` ends
+    the message.
+
+    Example:
+
+    ```python
+    from routing_tf.models.known_ids import known_ids
+
+    known_ids([0, 5, 257], vocabulary_size=258, where="the prompt")
+    ```
+    """
+    ids = np.asarray(ops.convert_to_numpy(ids))
+    if mask is None:
+        mask = np.ones(ids.shape, "bool")
+    mask = np.asarray(ops.convert_to_numpy(mask)).astype("bool")
+    real, kept = ids[mask], np.zeros(ids.shape, "int32")
+    if real.size:
+        smallest, largest = real.min(), real.max()
+        is_whole = real.dtype.kind in "iu" or (real == np.round(real)).all()
+        # NaN is in no range.
+        if not is_whole or not 0 <= smallest <= largest < vocabulary_size:
+            raise ValueError(
+                f"Ids must be integers from 0 to {vocabulary_size - 1}, as the model's "
+                f"`vocabulary_size` says. Received: {smallest} to {largest} in {where}"
+            )
+    kept[mask] = real
+    return kept
+
 
 OF_TEXT = ("segment_ids",)
 # In the order of attention to another sequence: of query, of value.
 OF_PAIR = ("decoder_segment_ids", "encoder_segment_ids")
-NAMES = OF_TEXT + OF_PAIR
+SEGMENT_NAMES = OF_TEXT + OF_PAIR
 
 
 def without_segment_ids(inputs, names=OF_TEXT):
@@ -21,7 +55,9 @@ def without_segment_ids(inputs, names=OF_TEXT):
     Raises:
         ValueError: if there are ids of other names or axes, or only one of a pair.
     """
-    found = [name for name in NAMES if isinstance(inputs, dict) and name in inputs]
+    found = [
+        name for name in SEGMENT_NAMES if isinstance(inputs, dict) and name in inputs
+    ]
     if not found:
         return inputs, None
     if set(found) != set(names):
@@ -42,7 +78,7 @@ class ChecksSegmentIds:
     def __call__(self, inputs, *args, **kwargs):
         given = [kwargs.get("segment_ids")]
         if isinstance(inputs, dict):
-            given += [inputs.get(name) for name in NAMES]
+            given += [inputs.get(name) for name in SEGMENT_NAMES]
         check_fit(given)
         return super().__call__(inputs, *args, **kwargs)
 
@@ -61,5 +97,5 @@ def _checked(name, ids):
 
 def inputs_of(model, batch):
     """Returns the part of a batch that a model takes: its inputs and segment ids."""
-    names = [*model.input, *(name for name in NAMES if name in batch)]
+    names = [*model.input, *(name for name in SEGMENT_NAMES if name in batch)]
     return {name: batch[name] for name in names}

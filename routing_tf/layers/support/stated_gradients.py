@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 
+import keras
 from keras import ops
 
 from routing_tf.layers.support.backends import IS_TORCH
@@ -55,7 +56,8 @@ def stated_gradient(function):
         function: function of tensors that returns its result and its gradient.
     """
     if not IS_TORCH and _are_stated.get():
-        return _advising(ops.custom_gradient(function))
+        found = ops.custom_gradient(function)
+        return _advising(found) if keras.backend.backend() == "jax" else found
 
     @functools.wraps(function)
     def without_gradient(*tensors):
@@ -65,7 +67,7 @@ def stated_gradient(function):
 
 
 def _advising(function):
-    """Says what to do where JAX refuses the forward mode of a function."""
+    """Says what to do where JAX refuses to differentiate a function forward."""
 
     @functools.wraps(function)
     def advising(*tensors):

@@ -31,6 +31,7 @@ from absl import app
 from absl import flags
 
 from benchmarks import contest
+from benchmarks import multipole_rows
 from benchmarks import pattern_heads
 from routing_tf import training
 from routing_tf.models.hyperparameters import parse_overrides
@@ -53,6 +54,7 @@ PATTERNS = {
     "expert choice": {"routing": "expert_choice"},
     "token choice": {"routing": "token_choice"},
     **{name: {"routing": name} for name in pattern_heads.OF_TEXT},
+    **{name: {"routing": name} for name in multipole_rows.ROWS},
     "expert threshold": {"routing": "expert_threshold"},
     # Token choice, and other layers in place of its feed-forward layers.
     **{
@@ -140,6 +142,7 @@ def train(folder, pattern, key_shift, seed, steps, files=None, hparams=None):
         "-m",
         "routing_tf.train",
         f"--model_dir={folder}",
+        f"--import={multipole_rows.__name__}",
         *(["--problem=text_files", f"--files={files}"] if files else []),
         f"--hparams_set={PRESET}",
         "--hparams=" + ",".join([*([hparams] if hparams else []), *changed]),

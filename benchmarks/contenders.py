@@ -21,6 +21,7 @@ PATTERNS = (
     "token choice",
     "token choice of shifted keys",
     "token choice of separate keys",
+    "hashed",
     "local",
 )
 # Without relative positions; queries read four of so many clusters at any length.

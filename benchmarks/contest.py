@@ -198,17 +198,21 @@ class Contest:
     Args:
         options: the parsed flags.
         total: number of cases, for the progress bar.
+        known: rows that were measured before, by which longer runs are judged.
+        has_floor: whether to time matrix products, for the share of the floor.
 
     Attributes:
         rates: dict from the dtype to operations per second of matrix products, and the
             library that was fastest.
     """
 
-    def __init__(self, options, total):
+    def __init__(self, options, total, known=(), has_floor=True):
         self._options = options
         self._measured, self._failed = {}, {}
+        for row in known:
+            self._remember(row)
         self.bar = tqdm.tqdm(total=total, unit="case", disable=None, file=sys.stderr)
-        dtypes = dict.fromkeys([*options.dtypes, options.compare_dtype])
+        dtypes = dict.fromkeys([*options.dtypes, options.compare_dtype] * has_floor)
         self.rates = {dtype: self._rate(dtype) for dtype in dtypes}
 
     def _rate(self, dtype):
@@ -232,17 +236,30 @@ class Contest:
             cases: list of `Case`.
             reference: the `Case` that takes turns with each; its row comes first.
         """
+        *rows, own = self.rows(cases, reference)
+        return [own, *rows]
+
+    def rows(self, cases, reference, is_over=lambda: False):
+        """Yields each row of a group as soon as it is there, the reference's last.
+
+        Args:
+            cases: list of `Case`.
+            reference: the `Case` that takes turns with each.
+            is_over: function that says before each case whether to leave out the rest.
+        """
         with contextlib.ExitStack() as stack:
             own = Row.of(reference, self._reason_to_skip(reference))
             other = self._start_reference(stack, reference, own)
-            times, rows = [], []
+            times = []
             for case in cases:
+                if is_over():
+                    break
                 if case != reference:
-                    rows.append(self._row(case, other, times))
+                    yield self._row(case, other, times)
                 self.bar.update()
             if other is not None:
                 self._finish_reference(other, own, times)
-        return [own, *rows]
+            yield own
 
     def duel(self, case, reference):
         """Returns the row of a case that takes turns with a reference of its own."""
@@ -316,10 +333,14 @@ class Contest:
     def _complete(self, row, worker):
         """Memory, the share of the floor, and what longer runs are judged by."""
         row.bytes_before, row.peak_bytes = worker.bytes_before, worker.peak_bytes()
-        rate, _ = self.rates[row.dtype]
+        rate, _ = self.rates.get(row.dtype, (0.0, "none"))
         if worker.case.operations is not None and rate:
             row.floor_fraction = worker.case.operations / rate / row.seconds
-        self._measured[_key(worker.case)] = (row.length, row.seconds)
+        self._remember(row)
+
+    def _remember(self, row):
+        if row.seconds is not None:
+            self._measured[_key(row)] = (row.length, row.seconds)
 
     def _reason_to_skip(self, case):
         """Says why a case is not run; empty if it is."""
@@ -372,8 +393,9 @@ class Turns:
         return self.worker.run(self.number)
 
 
-def _key(case):
-    return case.contender, case.dtype, case.passes
+def _key(each):
+    """What a `Case` and its `Row` have in common at all lengths."""
+    return each.contender, each.dtype, each.passes
 
 
 def run(options, cases_of, kinds, extra=lambda contest, rows: {}):
@@ -428,8 +450,7 @@ def _group(options, cases_of, length, kind):
     if options.device == "gpu" and options.contenders == ["*"]:
         chosen = [case for case in chosen if case.library == "jax"]
     candidates = cases_of(length, kind, options.compare_dtype, options)
-    candidates = contenders.choose(candidates, [options.compare])
-    reference = candidates[0]
+    (reference, *_) = contenders.choose(candidates, [options.compare])
     if not all(map(machine.has, filter(None, (reference.library, reference.package)))):
         reference = chosen[0]
     return chosen, reference

@@ -1,6 +1,6 @@
 """How many tokens a second the data of training comes with, by problem.
 
-    python benchmarks/data_speed.py
+    python -m benchmarks.data_speed
 
 Prints a Markdown table. The data is made for the purpose: random bytes, or random
 words of a small vocabulary, prepared as `datagen` prepares real ones and read from

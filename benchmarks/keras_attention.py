@@ -121,7 +121,7 @@ def ours(
 
     Args:
         shape: `[1, heads, length, size]`.
-        pattern: a key of `ROUTINGS`, `"local"`, `"multipole"` or `"full"`.
+        pattern: a key of `ROUTINGS`, `"hashed"`, `"local"`, `"multipole"` or `"full"`.
         window: tokens in a cluster or a block; of multipole heads, near ones and those
             read of clusters, half of each.
         num_clusters: number of clusters of each head.
@@ -138,6 +138,8 @@ def ours(
     }
     if pattern == "local":
         group = layers.LocalHeads(shape[1], (window,), **options)
+    elif pattern == "hashed":
+        group = layers.HashedHeads(shape[1], max(2, num_clusters), window, **options)
     elif pattern == "full":
         group = layers.FullHeads(shape[1], **options)
     elif pattern == "multipole":

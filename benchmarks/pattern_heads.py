@@ -59,7 +59,9 @@ def head_groups(row, budget, **options):
     b = budget
     if row in PATTERNS:
         sizes = Sizes(b.window, b.length, b.num_clusters)
-        return PATTERNS[row].groups(sizes, b.num_heads, **options)
+        settings = PATTERNS[row].settings(sizes) | options
+        made = PATTERNS[row].heads(b.num_heads, **settings)
+        return made if isinstance(made, list) else [made]
     if row == "local":
         # The own block and the one before it are the window.
         block = max(1, b.window // 2)

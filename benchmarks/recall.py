@@ -29,8 +29,10 @@ from benchmarks.recall_model import scopes
 from benchmarks.report import say
 from benchmarks.tasks import mqar
 
-PATTERNS = ("full", "local", "hashed", "random", "expert choice", "token choice")
+OF_TABLE = ("full", "local", "hashed", "random", "expert choice", "token choice")
+PATTERNS = (*OF_TABLE, "multipole")
 CLUSTERED, ROUTED = PATTERNS[2:], PATTERNS[4:]
+CHOOSING = ("hashed", "random", "token choice")  # clusters, by token
 OF_ALL_CLUSTERED = ("share_query_key", "query_cluster")  # arguments
 OF_HASHED = ("num_rounds",)
 TUNING = (128, 8, 32)  # length, pairs and window
@@ -188,7 +190,7 @@ class Benchmark:
             self._train(self.settings(row, place, seed))
 
     def _train(self, settings):
-        chooses = settings.pattern in CLUSTERED and settings.pattern != "expert choice"
+        chooses = settings.pattern in CHOOSING
         diagnose = self.options.diagnose and chooses
         known = self._found(settings)
         if known and (not diagnose or "diagnosis" in known):
@@ -315,7 +317,7 @@ def define_flags(values=flags.FLAGS):
         "Whether all seeds take each step together, on JAX; not for expert choice.",
         **define,
     )
-    many("patterns", list(PATTERNS), f"Any of {', '.join(PATTERNS)}.")
+    many("patterns", list(OF_TABLE), f"Any of {', '.join(PATTERNS)}.")
     many("key_shifts", ["0", "1"], "0, 1 or both.")
     many("sizes", ["128x8"], "LENGTHxPAIRS.")
     many("windows", ["32"], "Tokens that a query sees, even numbers.")

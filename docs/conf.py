@@ -28,6 +28,10 @@ extensions = [
 ]
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+# Of blocks without a language: commands and what they print.
+highlight_language = "text"
 html_title = f"routing_tf {version}"
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3

@@ -1,7 +1,6 @@
 """The figures of the README and the documentation are those of the records.
 
-The records are the files in `benchmarks` that the documented commands print, and the
-tables of measurements in `benchmarks/README.md`.
+The records are the files in `benchmarks` that the documented commands print.
 """
 
 import functools
@@ -15,8 +14,10 @@ import pytest
 
 from benchmarks import compare_patterns
 from benchmarks import context
+from benchmarks import figure_tables
 from benchmarks import patterns
 from benchmarks import recall
+from benchmarks import record
 from benchmarks.retrofit import __main__ as retrofit
 from routing_tf import layers
 from routing_tf import models
@@ -347,29 +348,11 @@ def test_all_patterns():
     assert "\n".join(all_patterns()) in (ROOT / BENCHMARKS).read_text()
 
 
-def measured():
-    """Returns all rows of the tables of measurements, lists of cells."""
-    lines = (ROOT / "benchmarks/README.md").read_text().splitlines()
-    return [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
-
-
-@pytest.mark.parametrize("heading", ["### One attention layer", "### A training step"])
-def test_times(heading):
-    found = measured()
-    for name, *cells in rows_below(heading):
-        numbers = [cell for cell in cells if re.match(r"[\d.,]+ (s|tokens/s)$", cell)]
-        (median,) = numbers
-        rows = [row for row in found if row[0] == name and median in row]
-        assert rows, (name, median)
-        assert set(filter(None, cells)) <= {*rows[0], "689 MiB", "790 MiB"}, name
-
-
-def test_times_of_decoding():
-    found = measured()
-    for name, *cells in rows_below("### Decoding"):
-        for cell in cells:
-            expected = cell.replace(" ms", " ms per token")
-            assert any(row[0] == name and expected in row for row in found), cell
+def test_pages_have_the_figures_of_speed():
+    found = figure_tables.blocks(record.Record(ROOT / "benchmarks/figures.json"))
+    for name, lines in found.items():
+        text = (ROOT / figure_tables.PAGES[name]).read_text()
+        assert figure_tables.renewed(text, name, lines) == text, name
 
 
 def prose(text):
@@ -445,9 +428,6 @@ def test_sentences_of_the_readme():
     routed, local, full = (mean(name, 1) for name in names)
     later = [mean(name, 1, steps=9000) for name in ("full", "token choice")]
     by_norm = [mean(name, 1, hparams="qk_norm=true") for name in (names[0], names[2])]
-    times = {row[0]: row for row in rows_below("### Decoding")}
-    cached = times["cache token choice (TensorFlow graph)"]
-    dense = times["cache dense (TensorFlow graph)"]
     for sentence in (
         f"predicts {large['token choice']} of the values. With local heads in that "
         f"layer it predicts {large['local']}, and with full attention {large['full']}.",
@@ -456,8 +436,6 @@ def test_sentences_of_the_readme():
         f"attention {full}; with",
         f"it is {by_norm[0]} against {by_norm[1]}. After 9,000 steps without it full "
         f"attention is ahead, {later[0]} against {later[1]}.",
-        f"takes {cached[1]} with 1,024 tokens of context and {cached[3]} with 65,536. "
-        f"With full attention it takes {dense[1]} and {dense[3]}.",
     ):
         assert sentence in read("README.md")
 

@@ -165,6 +165,10 @@ def test_modules_of_the_user_register_names(tmp_path, monkeypatch):
     flags = ["--model_dir=x", "--import=my_own", "--problem=list"]
     done = python("-m", "routing_tf.train", *flags, folder=tmp_path)
     assert "zeros: Nothing but zeros." in done.stdout.splitlines()
+    (tmp_path / "broken.py").write_text("int('one')")
+    flags = ["--model_dir=x", "--import=broken"]
+    done = python("-m", "routing_tf.train", *flags, folder=tmp_path)
+    assert "--import=broken, which raised ValueError: invalid" in done.stderr
     # Their names are left to the run, and nothing else.
     monkeypatch.delitem(sys.modules, "routing_tf.models", raising=False)
     names = ["--model_dir=x", "--hparams=routing=own,feed_forward=own"]

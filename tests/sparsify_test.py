@@ -165,6 +165,7 @@ def test_mistakes_with_the_changed_model(command, flags, message, sparse, refuse
         ({"output_dir": "{}"}, "`--output_dir` must be a new or empty folder"),
         ({"calibration": None}, "`--calibration` must be given"),
         ({"evaluate": "{}/no*"}, "`--evaluate` must name existing files"),
+        ({"length": "250"}, "`--evaluate` must have a text of at least 250"),
         ({"num_clusters": "999"}, "`--calibration` must have at least as many tokens"),
         ({"clusters_per_query": "9"}, "`--clusters_per_query` must be at most"),
     ],
@@ -179,3 +180,4 @@ def test_mistakes(flags, message, preset, tmp_path, refused):
     for name, value in flags.items():
         given += [] if value is None else [f"--{name}={value.format(tmp_path)}"]
     assert refused(sparsify, *given).startswith(message)
+    assert not (tmp_path / "sparse").exists()

@@ -541,6 +541,11 @@ class TestOptimizer:
         optimizers.register("sgd", make)
         made = training.make_optimizer(tiny(optimizer="sgd"))
         assert isinstance(made, keras.optimizers.SGD)
+        with pytest.raises(ValueError, match="make=None"):
+            optimizers.register("sgd", None)
+        optimizers.register("sgd", lambda *_: "sgd")
+        with pytest.raises(ValueError, match="optimizer='sgd', which returns 'sgd'"):
+            training.make_optimizer(tiny(optimizer="sgd"))
 
 
 class TestRunConfig:

@@ -39,6 +39,9 @@ def define_flags(values=flags.FLAGS):
     )
     names = contenders.CONTENDERS
     flags.DEFINE_list("contenders", list(names), f"Any of: {names}.", **define)
+    flags.DEFINE_list(
+        "scored", list(texts.SCORED), f"Any of: {list(texts.SCORED)}.", **define
+    )
     flags.DEFINE_list("lengths", ["2048"], "Tokens of a window.", **define)
     flags.DEFINE_list("keys", ["260"], "Keys that a query reads.", **define)
     flags.DEFINE_integer("num_windows", 2, "Windows of each text.", **define)
@@ -50,9 +53,11 @@ def main(argv):
     """Runs what the record does not have, and prints it."""
     del argv
     options = flags.FLAGS
-    unknown = set(options.contenders) - set(contenders.CONTENDERS)
-    if unknown:
-        raise app.UsageError(f"--contenders has unknown names: {sorted(unknown)}")
+    allowed = {"contenders": contenders.CONTENDERS, "scored": texts.SCORED}
+    for flag, known in allowed.items():
+        unknown = set(options[flag].value) - set(known)
+        if unknown:
+            raise app.UsageError(f"--{flag} has unknown names: {sorted(unknown)}")
     runs = record.Record(options.results)
     if not options.print_only:
         missing = [
@@ -76,7 +81,7 @@ def all_settings(options):
         for keys in ([0] if name == FULL else map(int, options.keys))
         for length in map(int, options.lengths)
         for i in range(options.num_windows)
-        for text in texts.SCORED
+        for text in options.scored
     ]
 
 
@@ -116,13 +121,13 @@ def tables(runs, options):
     ):
         lines += ["", f"{length} tokens, {keys} keys", ""]
         where = [
-            {"length": length, "text": text, "keys": keys} for text in texts.SCORED
+            {"length": length, "text": text, "keys": keys} for text in options.scored
         ]
         rows = [
             [name, *(_cell(runs, options.num_windows, name, each) for each in where)]
             for name in options.contenders
         ]
-        head = ["nats per token beyond full attention", *texts.SCORED]
+        head = ["nats per token beyond full attention", *options.scored]
         lines += record.table(head, rows)
     return lines
 
@@ -158,9 +163,9 @@ def draw(runs, options):
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), layout="constrained")
-    all_axes = figure.subplots(1, len(texts.SCORED), sharey=True)
+    all_axes = figure.subplots(1, len(options.scored), sharey=True)
     length = int(options.lengths[0])
-    for axes, text in zip(all_axes, texts.SCORED, strict=True):
+    for axes, text in zip(all_axes, options.scored, strict=True):
         for name in options.contenders:
             found = {
                 int(keys): losses_of(

@@ -55,8 +55,8 @@ class Contender:
         if self.centroids == "random":
             _set_centroids(lm, _random_centroids)
         elif self.centroids == "calibrated" and not has_report:
-            found = _centroids_of(texts.tobytes(), texts.shape)
-            _set_centroids(lm, lambda index, shape: found[index])
+            found = functools.partial(_centroids_of, texts.tobytes(), texts.shape)
+            _set_centroids(lm, lambda index, shape: found(shape[1])[index])
         return report
 
 
@@ -75,8 +75,14 @@ def _random_centroids(index, shape):
 
 
 @functools.cache
-def _centroids_of(texts, shape):
-    """Finds the centroids of all layers once for all contenders of a process."""
+def _centroids_of(texts, shape, number):
+    """Finds centroids once for all contenders of a process, `number` for a head."""
+    return [calibration.centroids_of(keys, number)[0] for keys in _keys(texts, shape)]
+
+
+@functools.cache
+def _keys(texts, shape):
+    """Returns the keys that the model makes of texts, of all layers."""
     from benchmarks.retrofit import smollm2
 
     lm = smollm2.load()
@@ -84,15 +90,12 @@ def _centroids_of(texts, shape):
     keys = calibration.Keys(calibration.KEYS_PER_CLUSTER * NUM_CLUSTERS)
     batches = calibration.batches_of(lm, np.frombuffer(texts, "int32").reshape(shape))
     calibration.run(lm.backbone, slots, keys.watch, batches)
-    return [
-        calibration.centroids_of(keys.kept[slot.index], NUM_CLUSTERS)[0]
-        for slot in slots
-    ]
+    return [keys.kept[slot.index] for slot in slots]
 
 
-def multipole(number, keys, **kwargs):
+def multipole(number, keys, near_share=0.5, **kwargs):
     """Half of the keys is near, on average, and half is in the best clusters."""
-    near = (keys - NUM_SINKS) // 2
+    near = int((keys - NUM_SINKS) * near_share)
     block = 64 if near >= 96 else 1
     settings = {
         "num_clusters": NUM_CLUSTERS,
@@ -141,6 +144,22 @@ CONTENDERS = {
     ),
     "multipole with four clusters and equal shares": Contender(equal_shares),
     "multipole with keep_full=auto": Contender(multipole, keep_full="auto"),
+    "multipole with 128 clusters": Contender(
+        functools.partial(multipole, num_clusters=128, members_per_cluster=32)
+    ),
+    "multipole with 128 clusters and a quarter near": Contender(
+        functools.partial(
+            multipole,
+            near_share=0.25,
+            num_recent=48,
+            block_length=32,
+            num_clusters=128,
+            members_per_cluster=48,
+        )
+    ),
+    "multipole with whole clusters": Contender(
+        functools.partial(multipole, keeps_all=True)
+    ),
     "multipole with random centroids": Contender(multipole, "random"),
     "multipole with centroids of the sequence": Contender(multipole, "sequence"),
     "sinks and window": Contender(window, "sequence"),

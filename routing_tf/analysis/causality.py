@@ -140,7 +140,7 @@ class _Replacer:
                 "`windows` must have at least two positions and two different tokens. "
                 f"Received: {length} positions, {len(self._ids)} different tokens"
             )
-        # No more than there are positions behind the first.
+        # No more than there are positions after the first.
         self.num_perturbations = num_perturbations = min(num_perturbations, length - 1)
         self._seed = seed
         generator = np.random.default_rng(seed)

@@ -132,7 +132,19 @@ def _prepare(options):
     first_checks.check(options)
     use_backend(options.backend)
     for name in modules:
+        _import(name)
+
+
+def _import(name):
+    """Imports a module of the user, whose errors name it."""
+    try:
         importlib.import_module(name)
+    except Exception as error:
+        raise ValueError(
+            "`--import` must name modules that can be imported. Received: "
+            f"--import={name}, which raised {type(error).__name__}: {error}. "
+            "--verbosity=1 shows where"
+        ) from error
 
 
 def _list_of_problems():

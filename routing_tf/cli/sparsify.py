@@ -92,9 +92,11 @@ def run(options):
     else:
         _check_new(options, out)
         lm = hub_models.load("preset", os.path.expanduser(options.preset))
+    windows = _windows(lm, options) if options.evaluate else None
+    if not is_there:
         _change(lm, options, keep_full)
-    if options.evaluate:
-        _evaluate(lm, options)
+    if windows is not None:
+        _evaluate(lm, windows, out)
 
 
 def _layers(text):
@@ -162,14 +164,19 @@ def _change(lm, options, keep_full):
     )
 
 
-def _evaluate(lm, options):
-    from routing_tf import retrofit
+def _windows(lm, options):
     from routing_tf.retrofit import scoring
 
     texts = _texts("evaluate", options.evaluate)
     length = scoring.checked_length(lm, options.length, default=LENGTH)
-    windows = scoring.windows_of(lm, texts, length)
-    figures = scoring.Figures(os.path.join(options.output_dir, scoring.FIGURES))
+    return scoring.windows_of(lm, texts, length)
+
+
+def _evaluate(lm, windows, out):
+    from routing_tf import retrofit
+    from routing_tf.retrofit import scoring
+
+    figures = scoring.Figures(os.path.join(out, scoring.FIGURES))
     means = []
     for name in ("sparse", "full"):
         for row in progress(windows, f"window ({name} attention)"):

@@ -7,8 +7,7 @@ from routing_tf.files import safe_loading
 from routing_tf.layers.blocks.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.segments import offsets_behind
-from routing_tf.layers.support.validation import is_integer
-from routing_tf.layers.support.validation import known_index
+from routing_tf.layers.support.validation import checked_index
 from routing_tf.models import initializers
 from routing_tf.models import stack
 from routing_tf.models import token_inputs
@@ -84,12 +83,12 @@ class TextBackbone(token_inputs.ChecksSegmentIds, PresetBackbone):
         Returns:
             `<float>[batch, length, hidden_dim]`, and the cache with these tokens.
         """
-        cache_index = 0 if cache_index is None else known_index(cache_index)
+        cache_index = checked_index(cache_index)
         offset, segments = cache_index, {}
         if segment_ids is not None:
             segments["segment_ids"] = segment_ids
             if self.hyperparameters.restart_positions:
-                starts_anew = is_integer(cache_index) and cache_index == 0
+                starts_anew = isinstance(cache_index, int) and cache_index == 0
                 segment = cache[0]["attention"]["segment"]
                 behind = offsets_behind(segment, segment_ids, cache_index)
                 offset = 0 if starts_anew else behind

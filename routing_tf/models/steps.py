@@ -184,7 +184,7 @@ def continue_rows(
     tokens = ops.where(is_given, tokens, filler)
     index, hidden = 1, None
     if reads:
-        # A row starts behind its first id, which is there in any case.
+        # A row starts after its first id, which is there in any case.
         lengths = ops.maximum(ops.sum(ops.cast(is_given, "int32"), axis=-1), 1)
         index = ops.minimum(extremes.smallest(lengths), tokens.shape[1])
         # The last of these tokens goes through the first step.

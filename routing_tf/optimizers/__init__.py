@@ -25,6 +25,11 @@ def register(name, make):
             the gradients, or None, that returns a Keras optimizer. Without a
             `weight_decay` of its own, that of the hyperparameters is part of the loss.
     """
+    if not isinstance(name, str) or not name or not callable(make):
+        raise ValueError(
+            "`name` must be a string, and `make` a function that returns an optimizer. "
+            f"Received: name={name!r}, make={make!r}"
+        )
     if name in OPTIMIZERS and OPTIMIZERS[name].__module__.startswith(__name__):
         raise ValueError(
             "`name` must not be that of an optimizer of this package. Received: "

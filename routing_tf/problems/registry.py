@@ -27,8 +27,15 @@ def register(name):
             return ["abcdefghijklmnopqrstuvwxyz"] * 10
     ```
     """
+    if not isinstance(name, str) or not name:
+        raise ValueError(f"`name` must be a string. Received: name={name!r}")
 
     def add(problem_class):
+        if not hasattr(problem_class, "load_split"):
+            raise ValueError(
+                "`problems.register` must be used on a class of problems, such as a "
+                f"`TextProblem`. Received: {problem_class!r} for name={name!r}"
+            )
         known = _PROBLEMS.get(name)
         # A class may replace its own older version, as when a notebook cell that
         # defines it is run again.

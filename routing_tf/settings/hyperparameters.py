@@ -442,7 +442,7 @@ class RoutedHeadsConfig:
         None,
         PATTERN,
         HEADS,
-        """heads of any pattern and sizes in place of those of `routing`, in a decoder's
+        """heads of any pattern and sizes instead of those of `routing`, in a decoder's
         self-attention. In Python, `num_routed_heads` heads: a `HeadGroup`, what
         `keras.saving.serialize_keras_object` makes of it, or a list of these. They have
         the `dtype` of the model, and the number of a block is added to their integer

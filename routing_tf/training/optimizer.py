@@ -42,7 +42,13 @@ def make_optimizer(hyperparameters, train_steps=None):
     h = hyperparameters
     schedule = make_schedule(h, train_steps)
     clip = h.gradient_clip_norm if h.gradient_clip_norm > 0 else None
-    return optimizers.OPTIMIZERS[h.optimizer](h, schedule, clip)
+    made = optimizers.OPTIMIZERS[h.optimizer](h, schedule, clip)
+    if not isinstance(made, keras.optimizers.Optimizer):
+        raise ValueError(
+            "`optimizer` must be the name of a function that returns a Keras "
+            f"optimizer. Received: optimizer={h.optimizer!r}, which returns {made!r}"
+        )
+    return made
 
 
 def add_weight_decay(lm, rate):

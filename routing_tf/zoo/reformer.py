@@ -14,14 +14,12 @@ from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.cluster_order import ranks_in_clusters
 from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.last_members import joined_cluster
-from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import extremes
 from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
-from routing_tf.layers.support.masks import without_padding
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
@@ -333,7 +331,7 @@ class LastOfRounds(_InRounds, LastMembers):
         )
         output = own.joined(output[..., 0, :], logsumexp[..., 0], tokens.inputs.value)
         cache = rings.joined(cache, clusters[..., None], is_member[..., None], **new)
-        return without_padding(output, real_tokens(tokens.inputs)), cache
+        return tokens.inputs.without_padding(output), cache
 
     def _new_ranks(self, cache, clusters, is_member):
         """Returns the ranks of tokens that follow a cache, `<int32>[B, F, T]`."""
@@ -389,7 +387,7 @@ class SortedChunks(_InRounds, Rule):
             offset=order.size,
             training=training,
         )
-        return without_padding(output, real_tokens(inputs))
+        return inputs.without_padding(output)
 
     def _mask(self, order, num_real):
         """Returns which keys queries see, broadcastable to `[B, F, N, C, S]`."""

@@ -15,14 +15,12 @@ from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.routed_tokens import Assignment
-from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import num_parts
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.masks import without_padding
 from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
@@ -393,7 +391,7 @@ class AboveThreshold(LastMembers):
         output = ops.reshape(output, (*ops.shape(asks), output.shape[-1]))
         output = self.mean_over_clusters(output, asks, axis=-2)
         cache = rings.joined(cache, clusters, is_member, rows=new_rows)
-        return without_padding(output, real_tokens(inputs)), cache
+        return inputs.without_padding(output), cache
 
     def _joined(self, tokens):
         """Returns what `_best` does for keys, of which padding is no member."""

@@ -274,7 +274,11 @@ SMALL = ("--vocabulary=64", "--batch_size=4", "--width=16", "--key_dim=8")
 
 @pytest.mark.parametrize(
     "pattern",
-    [pytest.param("expert choice", marks=pytest.mark.thorough), "token choice"],
+    [
+        pytest.param("expert choice", marks=pytest.mark.thorough),
+        "token choice",
+        "multipole",
+    ],
 )
 def test_a_short_run(pattern, monkeypatch, eager):
     monkeypatch.setattr(recall_model, "EVALUATED", 20)
@@ -310,6 +314,8 @@ def test_heads_of_a_pattern(pattern):
     if pattern == "local":
         assert config["block_shape"] == (5,) and config["flange_blocks"] == 1
     if pattern in recall.CLUSTERED:
-        assert config["attention_window"] == 10 and not config["share_query_key"]
+        # Half of the window of multipole heads is near.
+        window = config["attention_window"] + config.get("num_recent", 0)
+        assert window == 10 and not config["share_query_key"]
         assert 12 in (config.get("num_clusters"), config.get("num_buckets"))
     assert config.get("num_rounds") == (2 if pattern == "hashed" else None)

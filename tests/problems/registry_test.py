@@ -75,6 +75,8 @@ def test_a_name_is_taken_once(clean_registry):
     problems.register("zeros")(make_class())  # a newer version of the same class
     with pytest.raises(ValueError, match="must not be taken by another problem"):
         problems.register("zeros")(problems.TextFiles)
+    with pytest.raises(ValueError, match="name='ones'"):
+        problems.register("ones")(dict)
     assert problems.get("zeros").name == first.name
     assert problems.TextFiles.name == "text_files"
 

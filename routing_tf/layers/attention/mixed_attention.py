@@ -384,7 +384,8 @@ class MixedAttention(Projections):
     ):
         if routing_scope is not None:
             check_choice("routing_scope", routing_scope, (None, *ROUTING_SCOPES))
-        cache = NotCast.of(cache, cache_index)
+        if cache is not None:
+            cache = NotCast.of(cache, cache_index)
         query_mask = mask if query_mask is None else query_mask
         if value is not None or self_attention is not None:
             value = arguments.other_sequence(query, value, self_attention)
@@ -431,9 +432,6 @@ class MixedAttention(Projections):
         if forgets_weights and group.has_softmax_alone(inputs, True):
             return group(inputs=inputs, training=True)
         return train_and_forget(group, inputs)
-
-    def compute_mask(self, query, previous_mask=None):
-        return previous_mask
 
     def compute_output_shape(self, query_shape, value_shape=None):
         return (*query_shape[:-1], self.output_dim or query_shape[-1])

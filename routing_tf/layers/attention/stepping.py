@@ -14,7 +14,6 @@ from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.positions import Positions
 from routing_tf.layers.support.segments import Segments
 from routing_tf.layers.support.validation import check_positive_integer
-from routing_tf.layers.support.validation import is_integer
 from routing_tf.layers.support.validation import static_length
 
 # The id before the first token.
@@ -58,15 +57,13 @@ def call_with_cache(attention, query, masks, cache):
 
     `masks` are `query_mask`, `value_mask`, `token_bias` and `segment_ids` by their
     names. `cache` is a `NotCast` of what `make_cache` returned and the position of the
-    first token, an integer or a tensor, None for 0. A cache is a dict with a list of
-    the caches of the head groups, `"tokens"` in self-attention, else `"memory"`. In
-    self-attention it also has the `"segment"` of the newest token: its id, and the
-    position at which it starts, and the one after its end. `"next"` says where the
-    next token may stand, see `next_token`. Returns the output, and the cache with the
-    tokens of `query`.
+    first token. A cache is a dict with a list of the caches of the head groups,
+    `"tokens"` in self-attention, else `"memory"`. In self-attention it also has the
+    `"segment"` of the newest token: its id, and the position at which it starts, and
+    the one after its end. `"next"` says where the next token may stand, see
+    `next_token`. Returns the output, and the cache with the tokens of `query`.
     """
     cache, index = cache.cache, cache.cache_index
-    index = checked_index(index)
     check_room(attention, query, cache, index)
     starts = isinstance(index, int) and index == 0
     if masks["segment_ids"] is not None and "tokens" in cache:
@@ -79,7 +76,7 @@ def call_with_cache(attention, query, masks, cache):
         cache = _restarted(attention, cache)
     if len(query.shape) != 3:
         raise ValueError(
-            "`query` must be (batch, length, dim) behind the tokens of a cache, on "
+            "`query` must be (batch, length, dim) after the tokens of a cache, on "
             "two axes of positions in their blocked order. Received: query.shape="
             f"{tuple(query.shape)} with cache_index={index}"
         )
@@ -92,25 +89,6 @@ def call_with_cache(attention, query, masks, cache):
     if query.shape[1] > 1 and masks["segment_ids"] is not None:
         return _one_by_one(attention, query, masks, cache, index)
     return _step(attention, query, masks, cache, index)
-
-
-def checked_index(index):
-    """Returns an integer, or a scalar tensor of integers."""
-    if index is None:
-        return 0
-    if type(index) is int or is_integer(index):
-        return int(index)
-    dtype = getattr(index, "dtype", None)
-    is_whole = dtype is not None and keras.backend.is_int_dtype(dtype)
-    if not is_whole or tuple(index.shape) != ():
-        shape = getattr(index, "shape", None)
-        received = repr(index) if shape is None else f"{dtype}{tuple(shape)}"
-        raise ValueError(
-            "`cache_index` must be an integer or a scalar tensor of integers, the "
-            "number of tokens that all sequences of the cache were fed. Received: "
-            f"cache_index={received}"
-        )
-    return index
 
 
 def check_room(attention, query, cache, index):

@@ -42,10 +42,10 @@ def check(known, index, may_skip=False):
         may_skip: whether positions may be left out, as those that pad blocks. Defaults
             to False.
     """
-    values = [known_values(known[name]) for name in ("least", "most")]
-    if any(x is None or x.size == 0 for x in values):
+    values = known_values(ops.stack([known["least"], known["most"]]))
+    if values is None or values.size == 0:
         return
-    least, most = (int(x.max()) for x in values)
+    least, most = values.max(axis=1)
     if least <= index and (may_skip or index <= most):
         return
     fed = f"{most}" if least == most else f"{most}, of which {least} are no padding"

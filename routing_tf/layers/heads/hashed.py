@@ -123,7 +123,7 @@ class HashedHeads(ClusteredHeads):
         ]
 
     def choose(self, assigned, mask, training=None):
-        # Buckets as wide as the window, whose first tokens win; strangers stand behind
+        # Buckets as wide as the window, whose first tokens win; others stand after
         # the members, so that ranks count members alone.
         buckets, _ = assigned.apart_from_padding(mask)
         length = length_of(buckets, 2)

@@ -25,7 +25,6 @@ from routing_tf.layers.routing.pairs import Queries
 from routing_tf.layers.routing.pairs import Turn
 from routing_tf.layers.routing.pairs import document_places
 from routing_tf.layers.routing.routed_tokens import RoutedTokens
-from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.support import key_shift as shift
 from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.key_shift import read_next_values
@@ -287,7 +286,7 @@ class MultipoleHeads(ClusteredHeads):
     def attend(self, inputs, training=None):
         queries, keys = self.compared(inputs, training)
         output = self._attend(inputs, queries, keys, training)
-        real = inputs.query_mask if inputs.is_cross_attention else real_tokens(inputs)
+        real = inputs.query_mask if inputs.is_cross_attention else inputs.real_tokens()
         output = ops.cast(without_padding(output, real), self.compute_dtype)
         if training and self.exploring_queries and not inputs.is_cross_attention:
             return self._explored(output, inputs, queries, keys, training)
@@ -401,7 +400,7 @@ class MultipoleHeads(ClusteredHeads):
         output = self._attend(inputs, queries, keys)
         last = inputs.in_last_segment()
         cache, pairs, masks = self._offered(self.restart_cache(cache), 0, last, keys)
-        output = without_padding(output, real_tokens(inputs))
+        output = inputs.without_padding(output)
         cache = multipole_cache.absorbed(self, cache, 0, pairs, *masks)
         return ops.cast(output, self.compute_dtype), cache
 
@@ -420,7 +419,7 @@ class MultipoleHeads(ClusteredHeads):
             pairs = dataclasses.replace(pairs, places=offered)
             queries = Queries(*queries, places, starts=0)
             output = MultipolePass(self, queries, pairs, front=front).attend()
-        output = without_padding(output, real_tokens(inputs))
+        output = inputs.without_padding(output)
         return ops.cast(output, self.compute_dtype), cache
 
     def _offered(self, cache, index, inputs, keys):

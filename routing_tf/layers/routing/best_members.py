@@ -76,7 +76,7 @@ class BestMembers(Prefixes):
             # The key before this one is read, with its own value.
             offered_scores = _scores(offered, "key_scores")[..., 0]
             cache, _ = self._with_member(cache, offered_scores, row)
-        # The members behind the token, which stands in the last place if it is one.
+        # The members before the token, which has the last place if it is one itself.
         seen, enters = self._with_member(cache, scores["key_scores"], row)
         places = numbers(self.window) - (self.window - 1)
         visible = seen["key_scores"] > NO_TOKEN / 2

@@ -203,6 +203,7 @@ class SortedTokens:
         tokens: `<int32>[B, H, L]`, the token at each place of this order.
         counts: `<int32>[B, H, K]`, number of tokens of each cluster.
         starts: `<int32>[B, H, K]`, the place at which each cluster starts.
+        places: `<int32>[L]`, all places in order.
     """
 
     def __init__(self, clusters, num_clusters):
@@ -215,15 +216,15 @@ class SortedTokens:
                 "blocks. Use fewer clusters, longer blocks or shorter sequences"
             )
         # All keys differ, so any sort is a stable one.
-        keys = ops.sort(clusters * length + numbers(length), axis=-1)
+        self.places = numbers(length)
+        keys = ops.sort(clusters * length + self.places, axis=-1)
         self.clusters, self.tokens = keys // length, keys % length
         self.counts = _count(clusters, num_clusters)
         self.starts = ops.cumsum(self.counts, axis=-1) - self.counts
 
     def ranks(self):
         """Returns the rank in its cluster of the token at each place."""
-        length = length_of(self.clusters, 2)
-        return numbers(length) - entries_at(self.starts, self.clusters)
+        return self.places - entries_at(self.starts, self.clusters)
 
 
 def ranks_in_clusters(clusters, num_clusters, starts=None):
@@ -237,7 +238,7 @@ def ranks_in_clusters(clusters, num_clusters, starts=None):
         return inverse(found.tokens, found.ranks())
     start = entries_at(starts, found.tokens)
     first = first_positions(ops.logical_or(changes(found.clusters), changes(start)))
-    return inverse(found.tokens, numbers(length_of(clusters, 2)) - first)
+    return inverse(found.tokens, found.places - first)
 
 
 def _count(numbers, size):

@@ -95,7 +95,9 @@ class SortedReads(_Reads):
             count > 0,
             window,
         )
-        ranks, ends = found.ranks(), found.of_queries(ends)[..., None]
+        # Empty slots see nothing: their weights could overflow, and 0 * inf is NaN.
+        ends = ops.where(found.order.is_filled, found.of_queries(ends), 0)
+        ranks, ends = found.ranks(), ends[..., None]
         first = ends - found.of_queries(count)[..., None]
         visible = ops.logical_and(ranks < ends, ranks >= first)
         visible = ops.logical_and(visible, ranks >= 0)
@@ -192,27 +194,27 @@ class ReadsOfTwo:
 class GatheredReads(_Reads):
     """Reads of a few queries, which copy what they read.
 
+    S is the number of pairs that a query reads of all clusters together.
+
     Args:
         group: the heads.
         query: `<float32>[B, G, 1, R, D]`.
-        key: `<float32>[B, G, 1, R, P, W, D]`, and values likewise.
+        key: `<float32>[B, G, 1, R, S, D]`, and values likewise.
         value: see `key`.
-        bias: `<float32>[B, G, 1, R, P, W]`.
-        visible: `<bool>` likewise.
+        bias: `<float32>[B, G, 1, R, S]`.
+        visible: `<bool>[B, G, 1, R, P, S]`, which pairs are read of each cluster.
         numbers: as in `_Reads`.
     """
 
     def __init__(self, group, query, key, value, bias, visible, numbers):
-        query = query[..., None, None, :]
-        query = ops.broadcast_to(query, (*ops.shape(key)[:5], 1, query.shape[-1]))
-        bias, visible = (x[..., None, :] for x in (bias, visible))
+        query, bias = query[..., None, :], bias[..., None, :]
         super().__init__(group, query, key, value, bias, visible, numbers)
 
     def _of_queries(self, x):
-        return x[..., 0]
+        return x
 
     def _of_reads(self, x):
-        return x[..., None]
+        return x
 
     def _summed(self, x):
-        return ops.sum(x[..., 0, :], axis=-2)
+        return ops.sum(x, axis=-2)

@@ -14,7 +14,6 @@ Letters: B batch, H heads, L length, E exploring queries, D dim.
 import keras
 from keras import ops
 
-from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.support import gathering
 from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.lengths import numbers
@@ -62,7 +61,7 @@ def explore(group, tokens, inputs, output, training=None, hides_own=False):
     places = ops.broadcast_to(positions, (batch, heads, length_of(positions, 1)))
     found = _attend(group, tokens, inputs, positions, places, hides_own, training)
     found = ops.cast(found, output.dtype)
-    real = real_tokens(inputs)
+    real = inputs.real_tokens()
     if real is not None:
         real = gathering.gather_entries(real, places, length)
     return gathering.replaced(output, places, found, real)

@@ -11,7 +11,6 @@ from routing_tf.layers.routing.arrangements import OfTokens
 from routing_tf.layers.routing.cluster_blocks import ClusterBlocks
 from routing_tf.layers.routing.cluster_blocks import block_size_for
 from routing_tf.layers.routing.cluster_order import chunk_size_for
-from routing_tf.layers.routing.routed_tokens import real_tokens
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.softmax import fused_attention
 from routing_tf.layers.support import backends
@@ -19,7 +18,6 @@ from routing_tf.layers.support import data_shapes
 from routing_tf.layers.support import key_heads
 from routing_tf.layers.support.lengths import is_known
 from routing_tf.layers.support.masks import combine_masks
-from routing_tf.layers.support.masks import without_padding
 
 # Blocks of first members are worthwhile up to this many windows of members of a
 # cluster.
@@ -66,7 +64,7 @@ class LastMembers(Rule):
             output = self._attend_in_blocks(tokens, window, training)
         else:
             output = self.attend_in(OfTokens(self, tokens, window), tokens, training)
-        return without_padding(output, real_tokens(tokens.inputs))
+        return tokens.inputs.without_padding(output)
 
     def attend_in(self, arranged, tokens, training):
         """Attends in chunks; returns `<float>[B, H, L, D]`.
@@ -256,7 +254,7 @@ class LastMembers(Rule):
         cache = rings.joined(
             cache, clusters[..., None], is_member[..., None], rows=new_rows
         )
-        return without_padding(output, real_tokens(tokens.inputs)), cache
+        return tokens.inputs.without_padding(output), cache
 
     def next_members(self, cache, tokens, clusters, is_member, new_rows):
         """Returns the `NextMembers` of tokens, and arguments of `attend_to_rows`."""

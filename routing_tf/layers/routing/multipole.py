@@ -12,7 +12,6 @@ from keras import ops
 
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing import multipole_cache
-from routing_tf.layers.routing import rings
 from routing_tf.layers.routing import whole_clusters
 from routing_tf.layers.routing.cluster_reads import GatheredReads
 from routing_tf.layers.routing.cluster_reads import ReadsOfTwo
@@ -370,12 +369,36 @@ def reads_of_cache(group, cache, far, choice):
     number = group.num_read(choice.counts)
     if group.keeps_all:
         return WholeReads(number, *whole_clusters.attend(group, cache, far, choice))
-    x = gathering.gather_blocks(cache["rows"], choice.clusters[:, :, 0])
-    key, value, bias, _ = rows.split_rows(group, ops.cast(x, "float32"))
-    key, value, bias = (x[:, :, None] for x in (key, value, bias))
-    ranks = rings.ranks(choice.counts, cache["rows"].shape[3])
-    first = ops.maximum(choice.counts - number, 0)[..., None]
-    return GatheredReads(group, far, key, value, bias, ranks >= first, number)
+    place, visible = _places_read(group, choice, number, cache["rows"].shape[3])
+    shape = ops.shape(cache["rows"])
+    x = ops.reshape(cache["rows"], (*shape[:2], shape[2] * shape[3], shape[4]))
+    x = ops.cast(gathering.gather(x, place), "float32")
+    key, value, bias, _ = rows.split_rows(group, x)
+    return GatheredReads(group, far, key, value, bias, visible, number)
+
+
+def _places_read(group, choice, number, num_places):
+    """Returns where the pairs stand that a few queries read, one after the other.
+
+    Args:
+        group: the `MultipoleHeads`.
+        choice: `Choice`.
+        number: `<int32>[B, G, 1, R, P]`, how many pairs are read of each cluster.
+        num_places: number of places in the ring of a cluster.
+
+    Returns:
+        Places in all rings `<int32>[B, G, 1, R, S]`, for all S pairs that could be
+        read, and which of them are those of each cluster, `<bool>[B, G, 1, R, P, S]`.
+    """
+    most = min(group.attention_window, group.cluster_window * group.clusters_per_query)
+    slots, ends = numbers(most), ops.cumsum(number, axis=-1)[..., None]
+    first = ends - number[..., None]
+    visible = ops.logical_and(slots >= first, slots < ends)
+    own = ops.cast(visible, "int32")
+    # The last ones of each cluster, in order.
+    rank = slots + ops.sum(own * (choice.counts[..., None] - ends), axis=-2)
+    cluster = ops.sum(own * choice.clusters[..., None], axis=-2)
+    return cluster * num_places + rank % num_places, visible
 
 
 def _near_of_cache(group, cache, index, query, far):

@@ -176,7 +176,9 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         if backends.IS_TORCH:
             # Its gradients keep what tokens are multiplied by; `move` writes over it.
             centroids = ops.copy(centroids)
-        products = scores = [self._scores(stream, centroids) for stream in streams]
+        fixed = ops.stop_gradient(centroids)
+        products = [product(stream, fixed, transpose_y=True) for stream in streams]
+        scores = products
         if self.anchor_weight or self.balance_rate:
             pairs = zip(products, streams, strict=True)
             scores = [self._shifted(*each) for each in pairs]
@@ -196,22 +198,19 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         Args:
             tokens: as in a call.
         """
-        centroids = ops.convert_to_tensor(self.centroids)
+        centroids = ops.stop_gradient(ops.convert_to_tensor(self.centroids))
         tokens = ops.cast(tokens, "float32")
-        scores = self._scores(tokens, centroids)
+        scores = product(tokens, centroids, transpose_y=True)
         if self.anchor_weight or self.balance_rate:
             return self._shifted(scores, tokens)
         return scores
-
-    def _scores(self, tokens, centroids):
-        centroids = ops.swapaxes(ops.stop_gradient(centroids), 1, 2)
-        return product(tokens, centroids)
 
     def _shifted(self, scores, tokens):
         """Adds the other parts of a score to products with the centroids."""
         if self.anchor_weight:
             anchors = ops.convert_to_tensor(self.anchors)
-            scores = scores + self.anchor_weight * self._scores(tokens, anchors)
+            products = product(tokens, anchors, transpose_y=True)
+            scores = scores + self.anchor_weight * products
         if self.balance_rate:
             scores = scores + ops.convert_to_tensor(self.biases)[:, None]
         return scores

@@ -136,10 +136,3 @@ class RoutedTokens:
     def length(self):
         """Number of queries."""
         return length_of(self.query, 2)
-
-
-def real_tokens(inputs):
-    """Returns where query and key are both real; None for everywhere."""
-    if inputs.query_mask is None:
-        return inputs.key_mask
-    return combine_masks(inputs.query_mask, inputs.key_mask)

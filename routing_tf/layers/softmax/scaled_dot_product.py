@@ -327,8 +327,13 @@ class ScaledDotProduct(ConfiguredLayer):
         return ops.tanh(logits / self.logit_soft_cap) * self.logit_soft_cap
 
     def of_seeing(self, output, mask, *lengths):
-        """Returns the output with zeros for queries that may see nothing."""
-        return ops.where(sees_some(mask, *lengths), output, 0)
+        """Returns the output with zeros for queries that may see nothing.
+
+        `lengths` are the numbers of queries and keys where there is also a causal mask.
+        """
+        if lengths:
+            return ops.where(sees_some(mask, *lengths), output, 0)
+        return ops.where(ops.any(mask, axis=-1, keepdims=True), output, 0)
 
     def masked(self, logits, mask, bias, causal_mask=None):
         """Adds the bias and all masks to logits `<float>[..., queries, keys]`."""

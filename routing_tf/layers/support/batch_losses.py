@@ -37,7 +37,10 @@ def add_batch_loss(layer, name, own, counts, of):
     if held is not None:
         held.append(BatchLoss(layer, name, own, counts, of))
         return
-    layer.add_loss(num_replicas() * of(own, sum_over_replicas(counts)))
+    replicas = num_replicas()
+    if replicas > 1:
+        counts = sum_over_replicas(counts)
+    layer.add_loss(replicas * of(own, counts))
 
 
 def hold_losses():

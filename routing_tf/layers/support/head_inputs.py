@@ -7,6 +7,7 @@ from keras import ops
 
 from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import without_padding
 from routing_tf.layers.support.segments import Segments
 
 MASKS = ("query_mask", "key_mask", "value_mask")
@@ -104,6 +105,18 @@ class HeadInputs:
         first_position = self.first_position + first
         parts |= {"source": None, "positions": None, "segments": None}
         return dataclasses.replace(self, **parts, first_position=first_position)
+
+    def real_tokens(self):
+        """Returns where query and key are both real; None for everywhere."""
+        if self.query_mask is None:
+            return self.key_mask
+        return combine_masks(self.query_mask, self.key_mask)
+
+    def without_padding(self, output):
+        """Returns `output` `[B, H, L, D]`, zero where query or key is padding."""
+        if self.query_mask is None and self.key_mask is None:
+            return output
+        return without_padding(output, self.real_tokens())
 
     @property
     def differentiated(self):

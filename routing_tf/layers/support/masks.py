@@ -64,17 +64,17 @@ def causal_mask(num_queries, num_keys):
     return ops.arange(num_keys, dtype="int32") <= last[:, None]
 
 
-def sees_some(mask, num_queries=None, num_keys=None):
-    """Returns which queries see any key, broadcastable to `[..., queries, 1]`.
+def sees_some(mask, num_queries, num_keys):
+    """Returns which queries see any key under a causal mask and another one.
 
     Args:
-        mask: `<bool>`, broadcastable to `[..., queries, keys]`.
-        num_queries: number of queries, if there is also a causal mask; None (the
-            default) if there is none.
-        num_keys: number of keys, under the same condition.
+        mask: the other one, `<bool>`, broadcastable to `[..., queries, keys]`.
+        num_queries: number of queries.
+        num_keys: number of keys.
+
+    Returns:
+        `<bool>`, broadcastable to `[..., queries, 1]`.
     """
-    if num_queries is None:
-        return ops.any(mask, axis=-1, keepdims=True)
     # Queries of one row see the same keys, except later ones, so pairs need not be
     # compared.
     has_one_row = len(mask.shape) == 1 or (len(mask.shape) > 1 and mask.shape[-2] == 1)

@@ -5,22 +5,23 @@ from typing import Any
 
 import keras
 
-from routing_tf.layers.support.validation import is_integer
-from routing_tf.layers.support.validation import known_index
+from routing_tf.layers.support.validation import checked_index
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class NotCast:
-    """Hides a cache from Keras, which would cast its float tensors."""
+    """Hides a cache from Keras, which would cast its float tensors.
+
+    `cache_index` is what `checked_index` returns.
+    """
 
     cache: Any
     cache_index: Any
 
     @property
     def starts_anew(self):
-        """Whether there is no token before: no index, or the integer 0."""
-        index = self.cache_index
-        return index is None or (is_integer(index) and index == 0)
+        """Whether there is no token before: the index is known to be 0."""
+        return isinstance(self.cache_index, int) and self.cache_index == 0
 
     @classmethod
     def wrap(cls, arguments, inputs):
@@ -29,15 +30,17 @@ class NotCast:
         cache, index = (arguments.pop(x, None) for x in ("cache", "cache_index"))
         if cache is None:
             return arguments
-        refuse_symbolic("cache", (inputs, arguments, cache))
-        return {**arguments, "cache": cls.of(cache, index)}
+        if not isinstance(cache, cls):
+            refuse_symbolic("cache", (inputs, arguments, cache))
+            cache = cls(cache, checked_index(index))
+        return {**arguments, "cache": cache}
 
     @classmethod
     def of(cls, cache, index):
         """Returns a cache and its index in one object, which Keras does not change."""
         if isinstance(cache, cls) or cache is None:
             return cache
-        return cls(cache, known_index(index))
+        return cls(cache, checked_index(index))
 
 
 def refuse_symbolic(name, arguments):

@@ -1,6 +1,7 @@
 """Settings that layers take by name."""
 
 import dataclasses
+import difflib
 from collections.abc import Mapping
 
 
@@ -40,10 +41,12 @@ class Settings:
                 f"{name}={value!r}"
             )
         keys, value = keys or cls.names(), dict(value or {})
-        if not value.keys() <= set(keys):
+        unknown = [key for key in value if key not in keys]
+        if unknown:
+            near = difflib.get_close_matches(str(unknown[0]), keys, n=1)
             raise ValueError(
                 f"`{name}` must have only the keys {', '.join(keys)}. Received: "
-                f"{name}={value}"
+                f"{name}={value}." + "".join(f" Did you mean {x!r}?" for x in near)
             )
         return value
 

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 
+import keras
 from keras import ops
 
 from routing_tf.layers.support.backends import IS_TORCH
@@ -55,10 +56,30 @@ def stated_gradient(function):
         function: function of tensors that returns its result and its gradient.
     """
     if not IS_TORCH and _are_stated.get():
-        return ops.custom_gradient(function)
+        found = ops.custom_gradient(function)
+        return _advising(found) if keras.backend.backend() == "jax" else found
 
     @functools.wraps(function)
     def without_gradient(*tensors):
         return function(*tensors)[0]
 
     return without_gradient
+
+
+def _advising(function):
+    """Says what to do where JAX refuses to differentiate a function forward."""
+
+    @functools.wraps(function)
+    def advising(*tensors):
+        try:
+            return function(*tensors)
+        except TypeError as error:
+            if "forward-mode" not in str(error):
+                raise
+            raise TypeError(
+                f"{error} Layers state some of their gradients. Put `with "
+                "layers.automatic_gradients():` around `jax.jvp`, `jax.jacfwd` or "
+                "`jax.hessian`."
+            ) from error
+
+    return advising

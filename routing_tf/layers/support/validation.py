@@ -24,53 +24,58 @@ def known_values(x):
         return None
 
 
-def known_index(index):
-    """Returns an index as an integer; as it is where it is traced, or no index."""
+def checked_index(index):
+    """Returns a `cache_index` as an integer, 0 for None; as it is while traced."""
+    if index is None:
+        return 0
+    if type(index) is int or is_integer(index):
+        return int(index)
     dtype = getattr(index, "dtype", None)
-    if dtype is None or isinstance(index, keras.KerasTensor):
-        return index
-    if tuple(index.shape) != () or not keras.backend.is_int_dtype(dtype):
-        return index
+    is_whole = dtype is not None and keras.backend.is_int_dtype(dtype)
+    if not is_whole or tuple(index.shape) != ():
+        shape = getattr(index, "shape", None)
+        received = repr(index) if shape is None else f"{dtype}{tuple(shape)}"
+        raise ValueError(
+            "`cache_index` must be an integer or a scalar tensor of integers, the "
+            "number of tokens that all sequences of the cache were fed. Received: "
+            f"cache_index={received}"
+        )
     value = known_values(index)
     return index if value is None else int(value)
 
 
-def check_positive_integer(name, value):
+def check_positive_integer(name, value, rule="a positive integer"):
     """Returns an integer of at least 1 as an `int`; else raises a `ValueError`."""
     if not is_integer(value) or value < 1:
-        raise ValueError(
-            f"`{name}` must be a positive integer. Received: {name}={value!r}"
-        )
+        raise ValueError(f"`{name}` must be {rule}. Received: {name}={value!r}")
     return int(value)
 
 
 def check_optional_integer(name, value):
     """Does what `check_positive_integer` does; None stays None."""
-    return None if value is None else check_positive_integer(name, value)
+    rule = "a positive integer or None"
+    return None if value is None else check_positive_integer(name, value, rule)
 
 
-def check_non_negative_integer(name, value):
+def check_non_negative_integer(name, value, rule="an integer of at least 0"):
     """Returns an integer of at least 0 as an `int`; else raises a `ValueError`."""
     if not is_integer(value) or value < 0:
-        raise ValueError(
-            f"`{name}` must be an integer of at least 0. Received: {name}={value!r}"
-        )
+        raise ValueError(f"`{name}` must be {rule}. Received: {name}={value!r}")
     return int(value)
 
 
-def check_positive_number(name, value):
+def check_positive_number(name, value, rule="a positive number"):
     """Returns a finite number above 0; else raises a `ValueError`."""
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or not 0 < value < math.inf:
-        raise ValueError(
-            f"`{name}` must be a positive number. Received: {name}={value!r}"
-        )
+        raise ValueError(f"`{name}` must be {rule}. Received: {name}={value!r}")
     return int(value) if is_integer(value) else float(value)
 
 
 def check_optional_number(name, value):
     """Does what `check_positive_number` does; None stays None."""
-    return None if value is None else check_positive_number(name, value)
+    rule = "a positive number or None"
+    return None if value is None else check_positive_number(name, value, rule)
 
 
 def check_not_negative(name, value):
@@ -136,7 +141,8 @@ def check_flag(name, value):
 
 def check_seed(name, value):
     """Does what `check_non_negative_integer` does; None stays None."""
-    return None if value is None else check_non_negative_integer(name, value)
+    rule = "an integer of at least 0 or None"
+    return None if value is None else check_non_negative_integer(name, value, rule)
 
 
 def initializer(name, value):

@@ -6,7 +6,6 @@ import keras
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers.attention.stepping import checked_index
 from routing_tf.layers.caches import next_token
 from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.keras_internals import mask_of
@@ -29,7 +28,7 @@ __all__ = ["PerceiverBackbone"]
 
 def first_latent(perceiver, inputs, cache):
     """Checks the inputs after a cache; returns the place of the first latent."""
-    length, index = inputs.shape[1], checked_index(cache.cache_index)
+    length, index = inputs.shape[1], cache.cache_index
     rows = cache.cache["readings"][0]["rows"]
     sequences = rows.shape[0], inputs.shape[0]
     if None not in sequences and sequences[0] != sequences[1]:

@@ -248,8 +248,7 @@ class SparseProjectionAttention(MixedAttention):
                 "`cache` must be made by the `make_cache` of this layer. Received: the "
                 f"cache of another layer, with {', '.join(cache.cache)}"
             )
-        index = stepping.checked_index(cache.cache_index)
-        stepping.check_room(self, query, cache.cache, index)
+        stepping.check_room(self, query, cache.cache, cache.cache_index)
 
     def _refuse_another_sequence(self, value):
         if value is not None:

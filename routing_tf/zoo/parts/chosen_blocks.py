@@ -174,7 +174,7 @@ def best_blocks(scores, candidates, count, training=None):
     chosen. In training, rounding may decide among them, which is faster.
     """
     num_blocks = length_of(scores, -1)
-    # Infinities would become NaN in ONNX files, which multiply in place of choosing.
+    # Infinities would become NaN in ONNX files, which multiply instead of choosing.
     scores = ops.clip(ops.stop_gradient(scores), -LARGEST, LARGEST)
     scores = ops.where(candidates, scores, -LARGEST)
     if is_known(num_blocks):

@@ -63,3 +63,8 @@ def test_refuses_other_settings():
     for others in ({"use_bais": True}, {"dtype": "float16"}):
         with pytest.raises(ValueError, match="must have only the keys use_bias, "):
             layers.RoutingAttention(4, 8, 3, 5, projection_config=others)
+
+
+def test_names_the_setting_that_was_meant():
+    with pytest.raises(ValueError, match="Did you mean 'balance_rate'"):
+        layers.RoutingAttention(4, 8, 3, 5, clustering={"balance_rat": 0.1})

@@ -165,6 +165,18 @@ def test_a_match_that_is_not_read_teaches(summaries):
     assert np.any(gradient[:, :, 3:40:2]) == summaries
 
 
+def test_large_logits_have_gradients():
+    """Slots that hold no read have weights that overflow, and count for nothing."""
+    group, (query, key, value) = made(num_recent=0), inputs()
+
+    def sum_of_outputs(key):
+        return keras.ops.sum(group(100 * query, key, value, use_causal_mask=True))
+
+    differentiate = helpers.compiled(golden_cases.gradient(sum_of_outputs), None)
+    gradient = differentiate(key.astype("float32"))
+    assert np.isfinite(golden_cases.to_numpy(gradient)).all()
+
+
 def test_padding_before_a_document_moves_its_gradients():
     group, number = made(**ALIGNED), 7
     arrays = dict(zip(("query", "key", "value"), inputs()))

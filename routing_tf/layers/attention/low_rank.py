@@ -2,12 +2,12 @@
 
 from keras import ops
 
-from routing_tf.layers.support.axes import split_axis
-from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.keras_internals import adding_weights
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.keras_internals import own_weights
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.tensors import split_axis
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
 

@@ -11,12 +11,12 @@ from routing_tf.layers.attention.projection_config import ProjectionConfig
 from routing_tf.layers.attention.projections import Projections
 from routing_tf.layers.attention.rematerialization import computes_again
 from routing_tf.layers.attention.rematerialization import train_and_forget
+from routing_tf.layers.caches.next_token import NotCast
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support.backends import are_stated
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.keras_internals import declare_call_argument
-from routing_tf.layers.support.not_cast import NotCast
-from routing_tf.layers.support.segments import check_fit
-from routing_tf.layers.support.stated_gradients import are_stated
+from routing_tf.layers.support.masks import check_fit
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag

@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.stated_gradients import stated_gradient
+from routing_tf.layers.support.backends import stated_gradient
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
 
 # Number of rows that TensorFlow sums up fast on a CPU.
 ROWS_AT_ONCE = 64

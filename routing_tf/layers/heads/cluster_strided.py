@@ -7,8 +7,8 @@ from routing_tf.layers.routing import membership
 from routing_tf.layers.routing import segment_members
 from routing_tf.layers.routing.all_scores import AllScores
 from routing_tf.layers.routing.clustering import Clustering
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.tensors import length_of
 from routing_tf.layers.support.validation import check_optional_integer
 
 

@@ -12,16 +12,16 @@ from routing_tf.layers.softmax import root_mean_square
 from routing_tf.layers.softmax.rotary_position import consecutive
 from routing_tf.layers.softmax.rotary_position import rotate
 from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support import key_shift as shift
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support import head_inputs as shift
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import deserialize
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.keras_internals import layers_inside
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import of_length
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import deserialize
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import of_length
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
@@ -382,7 +382,8 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     def for_queries(self, inputs):
         """Returns `HeadInputs` with a key and a value for each head of queries."""
         key, value = (
-            key_heads.for_queries(x, self.num_heads) for x in (inputs.key, inputs.value)
+            head_inputs.for_queries(x, self.num_heads)
+            for x in (inputs.key, inputs.value)
         )
         return dataclasses.replace(inputs, key=key, value=value)
 

@@ -10,18 +10,17 @@ from keras import ops
 from routing_tf.layers.caches.rows import attend_to_rows
 from routing_tf.layers.heads import local_windows
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import larger
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import num_parts
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
-from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.masks import segment_mask
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import larger
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import library
+from routing_tf.layers.support.tensors import num_parts
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import smaller
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -157,7 +156,7 @@ class LocalHeads(HeadGroup):
             if x is None:
                 return None
             x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:]))
-            cut = blocks.break_into_blocks(x, self.dilation, axis=2)
+            cut = tensors.break_into_blocks(x, self.dilation, axis=2)
             first = ops.moveaxis(cut, 3, 1)
             return ops.reshape(first, (-1, *ops.shape(first)[2:]))
 
@@ -177,7 +176,7 @@ class LocalHeads(HeadGroup):
         output = self._attend_in_blocks(parts, training)
         shape = (batch, self.dilation, *ops.shape(output)[1:])
         output = ops.moveaxis(ops.reshape(output, shape), 1, 3)
-        return blocks.put_back_blocks(output, length, axis=2)
+        return tensors.put_back_blocks(output, length, axis=2)
 
     def _attend_in_blocks(self, inputs, training):
         length = length_of(inputs.query, 2)
@@ -205,7 +204,7 @@ class LocalHeads(HeadGroup):
         if is_causal and len(grid) > 1:
             mask = ops.logical_and(mask, self._earlier(block, num_slots))
         in_blocks = functools.partial(
-            blocks.break_into_blocks, block_length=block, axis=2
+            tensors.break_into_blocks, block_length=block, axis=2
         )
         own = segment_mask(inputs.segments, in_blocks, window)
         output = self.dot_product(
@@ -218,7 +217,7 @@ class LocalHeads(HeadGroup):
             use_causal_mask=is_causal and len(grid) == 1,
             training=training,
         )
-        return blocks.put_back_blocks(output, length, axis=2)
+        return tensors.put_back_blocks(output, length, axis=2)
 
     def cache_length(self, max_length, positions=None):
         rows, across = (*self._flange(), 0)[:2]
@@ -279,7 +278,7 @@ class LocalHeads(HeadGroup):
         output = attend_to_rows(
             self,
             inputs.query[:, :, :, None],
-            gathering.gather_blocks(cache["rows"], own),
+            tensors.gather_blocks(cache["rows"], own),
             None,
             distances[:, :, :, None],
         )
@@ -295,10 +294,10 @@ class LocalHeads(HeadGroup):
         after = (0, *before[1:]) if inputs.use_causal_mask else before
 
         def window(x):
-            x = blocks.pad_to_multiple(x, math.prod(grid) * memory_block, axis=2)
+            x = tensors.pad_to_multiple(x, math.prod(grid) * memory_block, axis=2)
             batch, heads, _, *rest = ops.shape(x)
             x = ops.reshape(x, (batch, heads, *grid, memory_block, *rest))
-            x = blocks.memory_windows(x, before, after, axis=2)
+            x = tensors.memory_windows(x, before, after, axis=2)
             window = ops.shape(x)[2 + len(grid)]
             return ops.reshape(x, (batch, heads, math.prod(grid), window, *rest))
 

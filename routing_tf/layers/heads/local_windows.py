@@ -3,10 +3,10 @@
 from keras import ops
 
 from routing_tf.layers.caches.rows import last_token
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import num_parts
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import num_parts
+from routing_tf.layers.support.tensors import numbers
 
 
 def places_of_windows(mask, length, num_blocks, block, share, flange):
@@ -37,7 +37,7 @@ def gather_windows(places, is_place, x):
     x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:])) if x.shape[0] == 1 else x
     places = ops.broadcast_to(places, (ops.shape(x)[0], heads, *ops.shape(places)[2:]))
     if len(x.shape) == 3:
-        found = gathering.entries_at(x, places)
+        found = tensors.entries_at(x, places)
     else:
-        found, is_place = gathering.gather(x, places), is_place[..., None]
+        found, is_place = tensors.gather(x, places), is_place[..., None]
     return ops.where(is_place, found, ops.zeros_like(found))

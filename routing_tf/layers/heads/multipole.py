@@ -25,14 +25,14 @@ from routing_tf.layers.routing.pairs import Queries
 from routing_tf.layers.routing.pairs import Turn
 from routing_tf.layers.routing.pairs import document_places
 from routing_tf.layers.routing.routed_tokens import RoutedTokens
-from routing_tf.layers.support import key_shift as shift
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.key_shift import read_next_values
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import head_inputs as shift
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.head_inputs import read_next_values
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import without_padding
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer

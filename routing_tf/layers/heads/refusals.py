@@ -2,9 +2,9 @@
 
 import dataclasses
 
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import of_length
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import of_length
 
 
 def of_one_length(inputs, reason):

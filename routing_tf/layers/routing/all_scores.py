@@ -6,8 +6,8 @@ from keras import ops
 
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing.prefixes import Prefixes
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.key_shift import read_next_values
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support.head_inputs import read_next_values
 from routing_tf.layers.support.masks import without_padding
 
 
@@ -52,7 +52,7 @@ class AllScores(Prefixes):
     def step(self, cache, index, tokens):
         cache = _update(cache, index, tokens)
         remembered_rows, key_scores, key_mask = (
-            key_heads.for_queries(cache[name], tokens.query.shape[1])
+            head_inputs.for_queries(cache[name], tokens.query.shape[1])
             for name in ("rows", "key_scores", "key_mask")
         )
         key, value, bias, real = rows.split_rows(self, remembered_rows)

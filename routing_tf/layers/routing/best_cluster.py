@@ -7,11 +7,11 @@ from routing_tf.layers.routing.cluster_order import ClusterOrder
 from routing_tf.layers.routing.cluster_order import chunk_size_for
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import without_padding
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 
 
 class BestCluster(Rule):
@@ -37,14 +37,14 @@ class BestCluster(Rule):
         order = ClusterOrder(clusters, num_clusters, chunk_size)
         # Padding may read anything.
         read = ops.minimum(order.cluster_of_chunk, self.num_clusters - 1)
-        members = gathering.gather(members, read)
+        members = tensors.gather(members, read)
         if filled is not None:
-            filled = gathering.gather(filled, read)
+            filled = tensors.gather(filled, read)
         key = ops.cast(tokens.key, self.compute_dtype)
         output = self.dot_product(
             ops.cast(order.arrange(tokens.query), self.compute_dtype),
-            gathering.gather(key, members),
-            gathering.gather(inputs.value, members),
+            tensors.gather(key, members),
+            tensors.gather(inputs.value, members),
             attention_mask=self.member_mask(inputs, members, filled),
             bias=self.member_bias(inputs, members),
             distances=numbers(length_of(members, -1)) - order.ranks()[..., None],
@@ -54,7 +54,7 @@ class BestCluster(Rule):
 
     def make_memory(self, tokens):
         members, filled = self.choose(tokens.of_keys, tokens.key_mask)
-        memory = gathering.gather(rows.of_tokens(tokens), members)
+        memory = tensors.gather(rows.of_tokens(tokens), members)
         if filled is not None:
             real = memory[..., -1:] * ops.cast(filled, memory.dtype)[..., None]
             memory = ops.concatenate([memory[..., :-1], real], axis=-1)
@@ -68,8 +68,8 @@ class BestCluster(Rule):
     def step(self, cache, index, tokens):
         mask, num_key_heads = tokens.inputs.query_mask, cache["rows"].shape[1]
         clusters = tokens.of_queries.numbers
-        members = gathering.gather_blocks(
-            cache["rows"], key_heads.of_queries(clusters, num_key_heads)
+        members = tensors.gather_blocks(
+            cache["rows"], head_inputs.of_queries(clusters, num_key_heads)
         )
         asks = backends.one_hot(clusters, self.num_clusters, dtype="int32")
         if mask is not None:
@@ -80,7 +80,7 @@ class BestCluster(Rule):
         output = rows.attend_to_rows(
             self,
             ops.cast(tokens.query, self.compute_dtype)[:, :, :, None],
-            key_heads.all_queries(members),
+            head_inputs.all_queries(members),
             None,
             (numbers(members.shape[4]) - ranks)[:, :, :, None],
         )

@@ -7,13 +7,12 @@ from routing_tf.layers.caches import rows
 from routing_tf.layers.routing import membership
 from routing_tf.layers.routing.prefixes import Prefixes
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.masks import without_padding
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import smaller
 
 NO_TOKEN = large_negative("float32")
 
@@ -61,7 +60,7 @@ class BestMembers(Prefixes):
         cache, offered = self._offered(self.restart(cache), 0, tokens)
         members, scores = self._best(_scores(offered, "key_scores"))
         filled = {
-            "rows": gathering.gather(rows.of_tokens(offered), members),
+            "rows": tensors.gather(rows.of_tokens(offered), members),
             "key_scores": scores,
         }
         if "query_scores" in cache:
@@ -92,7 +91,7 @@ class BestMembers(Prefixes):
             cache = {**cache, "query_scores": own}
         query = ops.cast(tokens.query, self.compute_dtype)[:, :, None]
         visible, enters = (
-            key_heads.for_queries(x, query.shape[1]) for x in (visible, enters)
+            head_inputs.for_queries(x, query.shape[1]) for x in (visible, enters)
         )
         output = rows.attend_to_rows(
             self, query, seen["rows"], visible[..., None, :], places
@@ -139,11 +138,11 @@ class BestMembers(Prefixes):
         those of the next token. The place, `[B, H, K, 1]`, is that of the member with
         the lowest score, of equal ones the last.
         """
-        lowest = extremes.smallest(scores, axis=-1) + self.near_tie
+        lowest = tensors.smallest(scores, axis=-1) + self.near_tie
         places = numbers(scores.shape[-1])
         is_lowest = scores <= lowest[..., None]
         places = ops.where(is_lowest, places, -1)
-        place = extremes.largest(places, axis=-1, keepdims=True)
+        place = tensors.largest(places, axis=-1, keepdims=True)
         return place, new > lowest
 
 

@@ -14,9 +14,9 @@ from keras import ops
 
 from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.routing.cluster_order import inverse
+from routing_tf.layers.support.backends import stated_gradient
 from routing_tf.layers.support.backends import take
-from routing_tf.layers.support.gathering import entries_at
-from routing_tf.layers.support.stated_gradients import stated_gradient
+from routing_tf.layers.support.tensors import entries_at
 
 # The number of chunks is rounded up to a multiple of this, because libraries prepare
 # for each new shape. Empty chunks repeat what comes next.

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from routing_tf.layers.support.settings import Settings
-from routing_tf.layers.support.settings import setting
+from routing_tf.layers.support.configs import Settings
+from routing_tf.layers.support.configs import setting
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_not_negative

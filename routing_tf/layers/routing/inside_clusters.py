@@ -4,10 +4,10 @@ from keras import ops
 
 from routing_tf.layers.routing import membership
 from routing_tf.layers.routing.rule import Rule
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 
 
 class InsideClusters(Rule):
@@ -31,15 +31,15 @@ class InsideClusters(Rule):
         members, filled = self.choose(
             tokens.of_keys, tokens.key_mask, training=training
         )
-        key = gathering.gather(ops.cast(tokens.key, self.compute_dtype), members)
-        value = gathering.gather(tokens.inputs.value, members)
+        key = tensors.gather(ops.cast(tokens.key, self.compute_dtype), members)
+        value = tensors.gather(tokens.inputs.value, members)
         query, query_members, query_filled = key, members, filled
         if not tokens.shares_vectors:
             query_members, query_filled = self.choose(
                 tokens.of_queries, tokens.query_mask, training=training
             )
             query = ops.cast(tokens.query, self.compute_dtype)
-            query = gathering.gather(query, query_members)
+            query = tensors.gather(query, query_members)
         in_order = self.compares_ranks(tokens)
         is_causal = tokens.inputs.use_causal_mask
         mask = self.member_mask(tokens.inputs, members, filled)

@@ -6,12 +6,11 @@ from routing_tf.layers.routing import membership
 from routing_tf.layers.routing import segment_members
 from routing_tf.layers.routing.cluster_order import ranks_in_clusters
 from routing_tf.layers.routing.rule import Rule
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.masks import segment_mask
 from routing_tf.layers.support.masks import without_padding
-from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.tensors import smaller
 
 
 class InsideSegments(Rule):
@@ -35,11 +34,11 @@ class InsideSegments(Rule):
             asking, asks = self._lists(tokens, "query", training)
 
         def cut(x):
-            return _joined(blocks.break_into_blocks(x, size, axis=3))
+            return _joined(tensors.break_into_blocks(x, size, axis=3))
 
         def read(x):
-            x = blocks.break_into_blocks(x, size, axis=3)
-            return _joined(blocks.memory_windows(x, (1,), (1,), axis=3))
+            x = tensors.break_into_blocks(x, size, axis=3)
+            return _joined(tensors.memory_windows(x, (1,), (1,), axis=3))
 
         def of_clusters(x):
             return ops.repeat(x[:, :, None], self.num_clusters, axis=2)
@@ -57,7 +56,7 @@ class InsideSegments(Rule):
         output = self.dot_product(
             cut(self._gathered(tokens.query, asking)),
             read(self._gathered(tokens.key, members)),
-            read(gathering.gather(tokens.inputs.value, members)),
+            read(tensors.gather(tokens.inputs.value, members)),
             attention_mask=combine_masks(own, read(real)[..., None, :], earlier),
             bias=bias,
             offset=size,
@@ -65,7 +64,7 @@ class InsideSegments(Rule):
         )
         shape = (*ops.shape(members)[:3], -1, *ops.shape(output)[3:])
         output = ops.reshape(output, shape)
-        output = blocks.put_back_blocks(output, tokens.length, axis=3)
+        output = tensors.put_back_blocks(output, tokens.length, axis=3)
         return membership.scatter_mean(
             output, asking, tokens.length, asks, self.count_offset
         )
@@ -79,7 +78,7 @@ class InsideSegments(Rule):
         return segment_members.lists(is_member, starts)
 
     def _gathered(self, x, members):
-        return gathering.gather(ops.cast(x, self.compute_dtype), members)
+        return tensors.gather(ops.cast(x, self.compute_dtype), members)
 
 
 class BestClusterOfSegment(Rule):
@@ -109,7 +108,7 @@ class BestClusterOfSegment(Rule):
             key_ranks = segment_members.ranks_of_members(
                 is_member, segments.value_starts
             )
-            distances = gathering.gather(key_ranks, read) - ranks[..., None]
+            distances = tensors.gather(key_ranks, read) - ranks[..., None]
         mask, bias = (
             None if x is None else x[:, :, None]
             for x in (inputs.value_mask, inputs.token_bias)
@@ -119,7 +118,7 @@ class BestClusterOfSegment(Rule):
             ops.cast(tokens.key, self.compute_dtype),
             inputs.value,
             attention_mask=combine_masks(
-                gathering.gather(is_member, read),
+                tensors.gather(is_member, read),
                 segment_mask(segments, lambda x: x, lambda x: x),
                 mask,
             ),

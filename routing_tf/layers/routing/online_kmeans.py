@@ -7,16 +7,16 @@ import keras
 from keras import ops
 
 from routing_tf.layers.routing.clustering import Clustering
-from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import batch_losses
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support import parts_of_batches
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.backends import stated_gradient
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
 from routing_tf.layers.support.keras_internals import OwnLosses
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.parts_of_batches import update_or_hold
 from routing_tf.layers.support.replicas import sum_of_earlier_replicas
-from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.stated_gradients import stated_gradient
+from routing_tf.layers.support.tensors import product
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 
@@ -182,12 +182,12 @@ class OnlineKMeans(ConfiguredLayer, OwnLosses):
         if self.anchor_weight or self.balance_rate:
             pairs = zip(products, streams, strict=True)
             scores = [self._shifted(*each) for each in pairs]
-        nearest = [extremes.place_of_largest(s) for s in scores]
+        nearest = [tensors.place_of_largest(s) for s in scores]
         nearest = [
             backends.one_hot(x, self.num_clusters, dtype="float32") for x in nearest
         ]
         sums = self.losses_of(streams, products, nearest, masks, centroids)
-        batch_losses.add_batch_loss(self, None, *sums, batch_losses.mean)
+        parts_of_batches.add_batch_loss(self, None, *sums, parts_of_batches.mean)
         if training and self.trainable and self.ema:
             update_or_hold(self, self._statistics(streams, nearest, masks))
         return scores[0] if single else tuple(scores)

@@ -11,16 +11,16 @@ from keras import ops
 from routing_tf.layers.routing import membership
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.blocks import break_into_blocks
-from routing_tf.layers.support.blocks import put_back_blocks
-from routing_tf.layers.support.blocks import running_sum
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.masks import without_padding
+from routing_tf.layers.support.tensors import break_into_blocks
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import put_back_blocks
+from routing_tf.layers.support.tensors import running_sum
 
 
 class Prefixes(Rule):
@@ -96,8 +96,8 @@ class Prefixes(Rule):
         key = ops.cast(tokens.key, self.compute_dtype)
         output = self.dot_product(
             query[:, :, None],
-            gathering.gather(key, keys.positions),
-            gathering.gather(tokens.inputs.value, keys.positions),
+            tensors.gather(key, keys.positions),
+            tensors.gather(tokens.inputs.value, keys.positions),
             attention_mask=visible,
             bias=self.member_bias(tokens.inputs, keys.positions),
             distances=keys.distances(),
@@ -131,16 +131,16 @@ class Prefixes(Rule):
         positions = ops.concatenate([ops.sort(best, axis=-1), own], axis=-1)
         exists = ops.concatenate(
             [
-                gathering.gather_entries(before, positions[..., :-size], length),
+                tensors.gather_entries(before, positions[..., :-size], length),
                 ops.logical_and(
-                    gathering.gather_entries(real, own, length), block < length
+                    tensors.gather_entries(real, own, length), block < length
                 ),
             ],
             axis=-1,
         )
         segments = None
         if segment_starts is not None:
-            segments = gathering.gather_entries(segment_starts, positions, length)
+            segments = tensors.gather_entries(segment_starts, positions, length)
         ranks = _ranks(
             _entries(scores, positions),
             exists,
@@ -150,7 +150,7 @@ class Prefixes(Rule):
             segments,
         )
         num_tokens = _num_tokens(real, segment_starts)
-        num_tokens = gathering.gather_entries(num_tokens, own, length)[..., None]
+        num_tokens = tensors.gather_entries(num_tokens, own, length)[..., None]
         members = self.is_member(ranks, num_tokens)
         earlier = positions[..., None, :] <= own[..., None]
         in_segment = None
@@ -286,7 +286,7 @@ def _entries(scores, positions):
     """Returns the scores `[B, H, K, L]` at positions `[B, H, K, J]`."""
     batch, heads, clusters, length = ops.shape(scores)
     shape = ops.shape(positions)
-    flat = gathering.gather(
+    flat = tensors.gather(
         ops.reshape(scores, (batch, heads * clusters, length, 1)),
         ops.reshape(positions, (batch, heads * clusters, shape[-1])),
     )

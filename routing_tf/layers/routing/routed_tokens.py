@@ -6,11 +6,11 @@ from typing import Any
 from keras import ops
 
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import key_heads
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.head_inputs import HeadInputs
-from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.tensors import length_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -40,7 +40,7 @@ class Assignment:
     def numbers(self):
         """The cluster of each token, `<int32>[B, H, L]`."""
         if self.has_scores:
-            return extremes.place_of_largest(self.entries)
+            return tensors.place_of_largest(self.entries)
         return self.entries[..., 0]
 
     def apart_from_padding(self, mask):
@@ -103,7 +103,7 @@ class RoutedTokens:
         if self.query.shape[1] == self.of_keys.entries.shape[1]:
             return self
         key, own_key, value, asked, offered = (
-            key_heads.for_queries(x, num_heads)
+            head_inputs.for_queries(x, num_heads)
             for x in (
                 self.key,
                 self.inputs.key,

@@ -7,10 +7,9 @@ from keras import ops
 from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.routing import membership
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.tensors import length_of
 
 
 class Rule:
@@ -62,7 +61,7 @@ class Rule:
 
     def members(self, scores):
         """Returns each token's cluster, `<bool>[..., K]`, if `tokens_choose`."""
-        best = extremes.place_of_largest(scores)
+        best = tensors.place_of_largest(scores)
         return backends.one_hot(best, scores.shape[-1], dtype="bool")
 
     def attend(self, tokens, training=None):
@@ -128,7 +127,7 @@ class Rule:
         if inputs.token_bias is None:
             return None
         length = length_of(inputs.value, 2)
-        entries = gathering.gather_entries(inputs.token_bias, members, length)
+        entries = tensors.gather_entries(inputs.token_bias, members, length)
         return entries[..., None, :]
 
     def member_mask(self, inputs, members, filled=None):
@@ -139,7 +138,7 @@ class Rule:
         real = None
         if inputs.value_mask is not None:
             length = length_of(inputs.value, 2)
-            real = gathering.gather_entries(inputs.value_mask, members, length)
+            real = tensors.gather_entries(inputs.value_mask, members, length)
             real = self.padding_mask(real)[..., None, :]
         if filled is not None:
             filled = filled[..., None, :]

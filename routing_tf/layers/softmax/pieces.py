@@ -4,10 +4,10 @@ import math
 
 from keras import ops
 
-from routing_tf.layers.support.axes import is_broadcastable
-from routing_tf.layers.support.axes import split_axis
-from routing_tf.layers.support.data_shapes import is_on_one_cpu
-from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.backends import is_on_one_cpu
+from routing_tf.layers.support.tensors import is_broadcastable
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import split_axis
 
 # Number of logits of a piece: with their gradients they fit into a cache of a few MiB.
 PIECE_SIZE = 1 << 21

@@ -5,8 +5,8 @@ from typing import Any
 
 from keras import ops
 
-from routing_tf.layers.support.axes import cut_axis
 from routing_tf.layers.support.masks import causal_mask
+from routing_tf.layers.support.tensors import cut_axis
 
 # Fewer queries than this make matrix products slow.
 MIN_PART_SIZE = 32

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.tensors import length_of
 
 
 def rotate(x, first_position, wavelength, positions=None):

@@ -5,9 +5,7 @@ it runs.
 """
 
 from routing_tf.layers.attention.mixed_attention import MixedAttention as MixedAttention
-from routing_tf.layers.attention.projection_config import (
-    ProjectionConfig as ProjectionConfig,
-)
+from routing_tf.layers.attention.projection import ProjectionConfig as ProjectionConfig
 from routing_tf.layers.attention.routing_attention import (
     RoutingAttention as RoutingAttention,
 )
@@ -39,7 +37,7 @@ from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
 from routing_tf.layers.heads.sliding import SlidingHeads as SlidingHeads
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
-from routing_tf.layers.routing.clustering import Clustering as Clustering
+from routing_tf.layers.routing.online_kmeans import Clustering as Clustering
 from routing_tf.layers.routing.online_kmeans import OnlineKMeans as OnlineKMeans
 from routing_tf.layers.softmax.relative_position import (
     RelativePosition as RelativePosition,

@@ -9,7 +9,7 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
-from routing_tf.layers.softmax.rotary_position import rotate
+from routing_tf.layers.softmax.queries_and_keys import rotate
 from routing_tf.layers.support import head_inputs as shift
 from routing_tf.layers.support import parts_of_batches
 from routing_tf.layers.support import tensors

@@ -8,7 +8,7 @@ from keras import ops
 from routing_tf.layers import HashedHeads
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
-from routing_tf.layers.heads.refusals import refuse_segments
+from routing_tf.layers.heads.head_group import refuse_segments
 from routing_tf.layers.routing import exploring
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.cluster_order import ranks_in_clusters

@@ -11,9 +11,9 @@ from keras import ops
 from routing_tf.layers.caches import rows
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing import rings
-from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.last_members import LastMembers
-from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.routing.online_kmeans import Clustering
+from routing_tf.layers.routing.rule import Assignment
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import head_inputs
 from routing_tf.layers.support.configs import Argument

@@ -7,7 +7,7 @@ import keras
 from routing_tf.layers.attention import arguments
 from routing_tf.layers.attention import from_keras
 from routing_tf.layers.attention import stepping
-from routing_tf.layers.attention.projection_config import ProjectionConfig
+from routing_tf.layers.attention.projection import ProjectionConfig
 from routing_tf.layers.attention.projections import Projections
 from routing_tf.layers.attention.rematerialization import computes_again
 from routing_tf.layers.attention.rematerialization import train_and_forget

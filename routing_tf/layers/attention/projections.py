@@ -6,7 +6,7 @@ from functools import partial
 from keras import ops
 
 from routing_tf.layers.attention import arguments
-from routing_tf.layers.attention.low_rank import LowRankAdaptation
+from routing_tf.layers.attention.projection import LowRankAdaptation
 from routing_tf.layers.attention.projection import Projection
 from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.head_inputs import HeadInputs

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.heads import refusals
+from routing_tf.layers.heads import head_group
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support import tensors
 from routing_tf.layers.support.configs import Argument
@@ -123,7 +123,7 @@ class FixedHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        inputs = refusals.of_one_length(inputs, "fixed heads pair blocks of the two")
+        inputs = head_group.of_one_length(inputs, "fixed heads pair blocks of the two")
         bias = None
         if inputs.token_bias is not None:
             bias = self._slots(inputs.token_bias)[..., None, :]

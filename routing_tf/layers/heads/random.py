@@ -8,7 +8,7 @@ from keras import ops
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing.last_members import LastMembers
-from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.routing.rule import Assignment
 from routing_tf.layers.support import tensors
 from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.tensors import numbers

@@ -6,7 +6,7 @@ import functools
 import keras
 from keras import ops
 
-from routing_tf.layers.heads import refusals
+from routing_tf.layers.heads import head_group
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support import tensors
 from routing_tf.layers.support.configs import Argument
@@ -94,7 +94,9 @@ class SlidingHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        inputs = refusals.of_one_length(inputs, "sliding heads pair places of the two")
+        inputs = head_group.of_one_length(
+            inputs, "sliding heads pair places of the two"
+        )
         real = known_mask(inputs.value, inputs.value_mask)
         inputs = dataclasses.replace(inputs, value_mask=real)
         size = max(self.radius, 1)

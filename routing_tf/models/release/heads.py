@@ -12,7 +12,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.heads.refusals import refuse_segments
+from routing_tf.layers.heads.head_group import refuse_segments
 from routing_tf.layers.routing.inside_clusters import InsideClusters
 from routing_tf.layers.support.masks import causal_mask
 from routing_tf.layers.support.masks import combine_masks

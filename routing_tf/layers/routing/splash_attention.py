@@ -3,8 +3,9 @@
 Tokens stand in the order of their clusters, so that each cluster is a segment, and its
 last members are a window of places. The kernel skips blocks of pairs outside the
 window, and stores no weights. Each cluster starts at a block of the kernel, so that the
-order of its sums does not depend on later tokens. Like `fused_attention.py`, this
-module imports a backend.
+order of its sums does not depend on later tokens. `keras.ops.dot_product_attention`
+calls it with a single segment, and the mask of the first sequence for all. Like
+`fused_attention.py`, this module imports a backend.
 """
 
 import keras

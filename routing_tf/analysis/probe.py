@@ -13,8 +13,8 @@ from keras import ops
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.models.compiled import compiled
-from routing_tf.models.token_inputs import inputs_of
-from routing_tf.models.token_inputs import without_segment_ids
+from routing_tf.models.preprocessing import inputs_of
+from routing_tf.models.preprocessing import without_segment_ids
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

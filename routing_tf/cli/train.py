@@ -330,15 +330,15 @@ def continuation(options):
 
 def finish(trainer, result, options):
     """Reports and samples; the last line is the score."""
-    from routing_tf.generation import held_out
+    from routing_tf.generation import display
     from routing_tf.training import evaluation
     from routing_tf.training.log import report_scores
 
     problem = trainer.problem
-    lm = held_out.model_to_sample_from(trainer)
+    lm = display.model_to_sample_from(trainer)
     for line in report_scores(lm, problem, result, options.eval_examples):
         print(line, flush=True)
-    held_out.show_samples(lm, trainer, options.sample_bytes, options.sample_images)
+    display.show_samples(lm, trainer, options.sample_bytes, options.sample_images)
     print(evaluation.final_line(problem, problem.eval_split, result))
 
 

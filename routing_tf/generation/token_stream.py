@@ -3,7 +3,7 @@
 from routing_tf.files import safe_loading
 from routing_tf.models import patterns
 from routing_tf.models import steps
-from routing_tf.models.token_inputs import known_ids
+from routing_tf.models.preprocessing import known_ids
 
 # Positions are int32.
 MAX_TOKENS = 2**31 - 1

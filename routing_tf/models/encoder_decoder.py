@@ -5,14 +5,14 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.support.keras_internals import declare_call_argument
+from routing_tf.models import preprocessing
 from routing_tf.models import stack
-from routing_tf.models import token_inputs
+from routing_tf.models.preprocessing import without_segment_ids
 from routing_tf.models.preset_backbone import hyperparameters_of_kind
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
 from routing_tf.models.routing_transformer import TextBackbone
 from routing_tf.models.routing_transformer import final_norm
-from routing_tf.models.token_inputs import without_segment_ids
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -85,7 +85,7 @@ class RoutingTransformerEncoderDecoder(TextBackbone):
         for name in preset_names("seq2seq")
     }
 
-    segment_names = token_inputs.OF_PAIR
+    segment_names = preprocessing.OF_PAIR
 
     def __init__(self, hyperparameters, dtype=None, **kwargs):
         h = hyperparameters_of_kind("seq2seq", hyperparameters)

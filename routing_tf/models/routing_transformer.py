@@ -9,25 +9,25 @@ from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.masks import offsets_behind
 from routing_tf.layers.support.validation import checked_index
 from routing_tf.models import initializers
+from routing_tf.models import preprocessing
 from routing_tf.models import stack
-from routing_tf.models import token_inputs
+from routing_tf.models.preprocessing import without_segment_ids
 from routing_tf.models.preset_backbone import PresetBackbone
 from routing_tf.models.preset_backbone import hyperparameters_of_kind
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
-from routing_tf.models.token_inputs import without_segment_ids
 
 _LAYERS_OF_PLACES = layers.TimingSignal, layers.GridEmbedding
 
 
-class TextBackbone(token_inputs.ChecksSegmentIds, PresetBackbone):
+class TextBackbone(preprocessing.ChecksSegmentIds, PresetBackbone):
     """The common part of text models with and without an encoder: the decoder.
 
     Attributes:
         segment_names: names of the optional inputs with the ids of packed documents.
     """
 
-    segment_names = token_inputs.OF_TEXT
+    segment_names = preprocessing.OF_TEXT
 
     @property
     def token_embedding(self):

@@ -1,10 +1,15 @@
 """The functions of SavedModels of language and image models."""
 
-import keras
-import tensorflow as tf
+import typing
 
+import keras
+import keras_hub
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.validation import check_positive_integer
-from routing_tf.models import signatures
 from routing_tf.models import steps
 
 _MAX_INTENSITIES = 256
@@ -15,6 +20,147 @@ _IDS = (
     tf.TensorSpec((None, None), tf.int32, "token_ids"),
     tf.TensorSpec((None, None), tf.bool, "padding_mask"),
 )
+
+# Positive, for logarithms.
+_SMALLEST_UNIFORM = np.finfo("float32").tiny
+
+
+def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
+    """Returns the probabilities of the next token that a sampler draws from.
+
+    First, the logits `<float>[batch, vocabulary_size]` are divided by the temperature
+    (0 keeps only the most probable token). Then only the `top_k` most probable tokens
+    are kept (0 keeps all). Then only the first tokens are kept whose probabilities,
+    before tokens were dropped, sum to more than `top_p`. The rest, at least one token,
+    sums to 1. The settings are numbers or scalars.
+
+    Reference: `TopKSampler` and `TopPSampler` of keras_hub.
+    """
+    logits = ops.cast(logits, "float32")
+    vocabulary_size = logits.shape[-1]
+    temperature = ops.cast(temperature, "float32")
+    is_drawn = temperature > 0
+    # A small temperature must not make the largest logit infinite.
+    logits -= tensors.largest(logits, axis=-1, keepdims=True)
+    probabilities = ops.softmax(logits / ops.where(is_drawn, temperature, 1.0))
+    values, order = ops.top_k(probabilities, k=vocabulary_size, sorted=True)
+    ranks = ops.argsort(order, axis=-1)
+    top_p = ops.cast(top_p, "float32")
+    # Sums may be rounded to more than 1.
+    in_top_p = ops.logical_or(ops.cumsum(values, axis=-1) <= top_p, top_p >= 1.0)
+    # The token that exceeds `top_p` also stays.
+    limit = 1 + ops.sum(ops.cast(in_top_p, "int32"), axis=-1, keepdims=True)
+    top_k = ops.cast(top_k, "int32")
+    limit = ops.minimum(limit, ops.where(top_k > 0, top_k, vocabulary_size))
+    limit = ops.where(is_drawn, limit, 1)
+    kept = ops.where(ops.cast(ranks, "int32") < limit, probabilities, 0.0)
+    return kept / ops.sum(kept, axis=-1, keepdims=True)
+
+
+def draw(probabilities, uniform):
+    """Draws a token `<int32>[batch]` for each row; equal numbers draw equal tokens.
+
+    `uniform` are independent and uniform in (0, 1), of the shape of `probabilities`.
+    """
+    # The largest of Gumbel variables, because a rounded sum of probabilities could end
+    # in a dropped token.
+    noise = -ops.log(-ops.log(uniform))
+    return ops.cast(ops.argmax(ops.log(probabilities) + noise, axis=-1), "int32")
+
+
+def function(python_function, *specs):
+    """Compiles a function of tensors; specs have the names of its arguments."""
+    return tf.function(python_function, input_signature=specs, autograph=False)
+
+
+def check(condition, message, *data):
+    """Refuses inputs when the function runs."""
+    return tf.debugging.Assert(tf.reduce_all(condition), [message, *data])
+
+
+def checked(values, condition, message, *data):
+    """Returns values if a condition holds when the function runs."""
+    # Otherwise an operation on them could fail first, with a less helpful message.
+    with tf.control_dependencies([check(condition, message, *data)]):
+        return tf.identity(values)
+
+
+def in_range(name, values, limit):
+    """Returns integers, which must be from 0 to below a limit."""
+    is_valid = (values >= 0) & (values < limit)
+    message = f"{name} must be from 0 to {limit - 1}. Received:"
+    return checked(values, is_valid, message, values)
+
+
+class Settings(typing.NamedTuple):
+    """Settings of sampling, scalars that are inputs of a saved function."""
+
+    temperature: tf.Tensor
+    top_k: tf.Tensor
+    top_p: tf.Tensor
+    seed: tf.Tensor
+
+    @staticmethod
+    def specs():
+        dtypes = {"temperature": tf.float32, "top_k": tf.int32, "top_p": tf.float32}
+        dtypes["seed"] = tf.int32
+        return [tf.TensorSpec((), dtype, name) for name, dtype in dtypes.items()]
+
+    @classmethod
+    def defaults(cls):
+        return cls(*map(tf.constant, (1.0, 0, 1.0, 0)))
+
+    def check(self):
+        """Refuses settings out of range when the function runs."""
+        check(
+            (self.temperature >= 0) & (self.top_k >= 0),
+            "`temperature` and `top_k` must not be negative. Received:",
+            self.temperature,
+            self.top_k,
+        )
+        check(
+            (self.top_p > 0) & (self.top_p <= 1),
+            "`top_p` must be more than 0, and at most 1. Received:",
+            self.top_p,
+        )
+
+
+class SettingsSampler(keras_hub.samplers.Sampler):
+    """A sampler whose settings are tensors, so that they can be inputs.
+
+    Draws depend only on the seed, the row and the position. It ends at `length` tokens,
+    including the leading id.
+    """
+
+    def __init__(self, settings, length):
+        super().__init__()
+        self.settings = settings
+        self.length = length
+
+    def __call__(self, next, prompt, **options):
+        def next_at(prompt, cache, index):
+            # Those of the step that is being traced, whose draws follow at once.
+            self.index = index
+            return next(prompt, cache, index)
+
+        return super().__call__(next_at, prompt, **options)
+
+    def run_loop(self, cond, body, model=None, loop_vars=None, **options):
+        index = loop_vars[2]
+        return super().run_loop(cond, body, model, loop_vars, self.length - index)
+
+    def compute_probabilities(self, logits):
+        s = self.settings
+        return filtered_probabilities(logits, s.temperature, s.top_k, s.top_p)
+
+    def get_next_token(self, probabilities):
+        # Numbers of a row do not depend on how many rows follow.
+        uniform = tf.random.stateless_uniform(
+            tf.shape(probabilities),
+            seed=tf.stack([self.settings.seed, self.index - 1]),
+            minval=_SMALLEST_UNIFORM,
+        )
+        return draw(probabilities, uniform)
 
 
 class TextModel:
@@ -41,7 +187,7 @@ class TextModel:
 
     def from_ids(self, token_ids, padding_mask):
         """Returns the sequences of ids with padding."""
-        padding_mask = signatures.checked(
+        padding_mask = checked(
             padding_mask,
             tf.shape(padding_mask) == tf.shape(token_ids),
             "`padding_mask` must have the shape of `token_ids`. Received shapes:",
@@ -49,7 +195,7 @@ class TextModel:
             tf.shape(token_ids),
         )
         lengths = tf.reduce_sum(tf.cast(padding_mask, tf.int32), axis=-1)
-        signatures.check(
+        check(
             tf.sequence_mask(lengths, tf.shape(token_ids)[1]) == padding_mask,
             "`padding_mask` must be True for the first tokens of each row, and False "
             "after them. Received:",
@@ -57,7 +203,7 @@ class TextModel:
         )
         sequences = tf.RaggedTensor.from_tensor(token_ids, lengths=lengths)
         size = self.hyperparameters.vocabulary_size
-        return sequences.with_values(signatures.in_range("Ids", sequences.values, size))
+        return sequences.with_values(in_range("Ids", sequences.values, size))
 
     def to_texts(self, token_ids, padding_mask):
         """Returns the texts of ids."""
@@ -69,7 +215,7 @@ class TextModel:
     def behind_start(self, sequences, limit, name="length"):
         """Returns the sequences with a leading id 0, and their lengths."""
         lengths = tf.cast(sequences.row_lengths(), tf.int32)
-        signatures.check(
+        check(
             lengths <= limit,
             f"Inputs must not be longer than `{name}` tokens, which must not exceed "
             f"the {self.max_length} of this SavedModel; export it with another "
@@ -83,7 +229,7 @@ class TextModel:
         """Returns the log-likelihoods `<float32>[batch, max_length]`, and the mask."""
         tokens, lengths = self.behind_start(sequences, self.max_length, "max_length")
         if self.hyperparameters.padding_has_influence:
-            signatures.check(
+            check(
                 lengths == self.max_length,
                 "Padding influences the results of this model, so all rows must have "
                 f"{self.max_length} tokens. Received:",
@@ -104,7 +250,7 @@ class TextModel:
     def generate(self, sequences, settings, length, memory=()):
         """Returns ids `<int32>[batch, length]` that continue rows, and their mask."""
         settings.check()
-        length = signatures.checked(
+        length = checked(
             length,
             (length >= 1) & (length <= self.max_length),
             f"`length` must be from 1 to {self.max_length}. Received:",
@@ -116,7 +262,7 @@ class TextModel:
     def _generate_rows(self, tokens, lengths, settings, length, memory):
         tokens, mask = steps.continue_rows(
             self.steps,
-            signatures.SettingsSampler(settings, length + 1),
+            SettingsSampler(settings, length + 1),
             tokens,
             tf.sequence_mask(lengths + 1, self.max_length + 1),
             self.steps.begin(tf.shape(tokens)[0], self.max_length, memory),
@@ -147,7 +293,7 @@ class Seq2SeqModel(TextModel):
 
     def generate(self, sequences, settings, length):
         lengths = sequences.row_lengths()
-        signatures.check(
+        check(
             lengths <= self.input_length,
             f"Inputs must not be longer than {self.input_length} tokens, the end id "
             "included. Received these numbers of tokens:",
@@ -232,19 +378,19 @@ def _score_functions(model):
         values = tf.pad(values, padding)[:, :width]
         return {"log_likelihoods": values, **sums(values, mask)}
 
-    functions = {"score_ids": signatures.function(score_ids, *_IDS)}
+    functions = {"score_ids": function(score_ids, *_IDS)}
     if model.tokenizer is not None:
-        functions["score"] = signatures.function(score, _TEXTS)
+        functions["score"] = function(score, _TEXTS)
     return functions
 
 
 def _generate_functions(model):
-    t, k, p, s = signatures.Settings.defaults()
+    t, k, p, s = Settings.defaults()
     n = tf.constant(model.max_length)
-    specs = [*signatures.Settings.specs(), tf.TensorSpec((), tf.int32, "length")]
+    specs = [*Settings.specs(), tf.TensorSpec((), tf.int32, "length")]
 
     def generate(texts, temperature=t, top_k=k, top_p=p, seed=s, length=n):
-        settings = signatures.Settings(temperature, top_k, top_p, seed)
+        settings = Settings(temperature, top_k, top_p, seed)
         ids, mask = model.generate(model.from_texts(texts), settings, length)
         texts = model.to_texts(ids, mask)
         return {"texts": texts, "token_ids": ids, "padding_mask": mask}
@@ -252,14 +398,14 @@ def _generate_functions(model):
     def generate_ids(
         token_ids, padding_mask, temperature=t, top_k=k, top_p=p, seed=s, length=n
     ):
-        settings = signatures.Settings(temperature, top_k, top_p, seed)
+        settings = Settings(temperature, top_k, top_p, seed)
         sequences = model.from_ids(token_ids, padding_mask)
         ids, mask = model.generate(sequences, settings, length)
         return {"token_ids": ids, "padding_mask": mask}
 
-    functions = {"generate_ids": signatures.function(generate_ids, *_IDS, *specs)}
+    functions = {"generate_ids": function(generate_ids, *_IDS, *specs)}
     if model.tokenizer is not None:
-        functions["generate"] = signatures.function(generate, _TEXTS, *specs)
+        functions["generate"] = function(generate, _TEXTS, *specs)
     return functions
 
 
@@ -275,7 +421,7 @@ class ImageModel:
         """Returns the log-likelihoods of sub-pixels."""
         labels = self._checked(labels)
         size = self.model.hyperparameters.vocabulary_size
-        targets = signatures.in_range("`images`", tf.cast(images, tf.int32), size)
+        targets = in_range("`images`", tf.cast(images, tf.int32), size)
         inputs = {"images": targets, **labels}
         logits = self.model(inputs, routing_scope=self.routing_scope)
         nats = keras.losses.sparse_categorical_crossentropy(
@@ -286,12 +432,12 @@ class ImageModel:
 
     def generate(self, num_images, *settings, **labels):
         """Returns `<uint8>[num_images, height, width, channels]`."""
-        settings = signatures.Settings(*settings)
+        settings = Settings(*settings)
         settings.check()
         length = self.model.num_subpixels + 1
         values, _ = steps.continue_rows(
             self.steps,
-            signatures.SettingsSampler(settings, length),
+            SettingsSampler(settings, length),
             tf.zeros((num_images, length), tf.int32),
             tf.broadcast_to(tf.range(length) < 1, (num_images, length)),
             self.steps.begin(num_images, **self._checked(labels)),
@@ -302,8 +448,7 @@ class ImageModel:
     def _checked(self, labels):
         size = self.model.hyperparameters.num_classes
         return {
-            name: signatures.in_range(f"`{name}`", values, size)
-            for name, values in labels.items()
+            name: in_range(f"`{name}`", values, size) for name, values in labels.items()
         }
 
 
@@ -316,7 +461,7 @@ def image_functions(model, routing_scope):
             f"Received: vocabulary_size={h.vocabulary_size}"
         )
     image = ImageModel(model, routing_scope)
-    t, k, p, s = signatures.Settings.defaults()
+    t, k, p, s = Settings.defaults()
 
     def score(images):
         return image.score(images)
@@ -332,15 +477,15 @@ def image_functions(model, routing_scope):
         return image.generate(number, temperature, top_k, top_p, seed, labels=labels)
 
     images = tf.TensorSpec((None, *model.image_shape), tf.uint8, "images")
-    specs = signatures.Settings.specs()
+    specs = Settings.specs()
     if h.num_classes is None:
         number = tf.TensorSpec((), tf.int32, "num_images")
         return {
-            "score": signatures.function(score, images),
-            "generate": signatures.function(generate, number, *specs),
+            "score": function(score, images),
+            "generate": function(generate, number, *specs),
         }
     labels = tf.TensorSpec((None,), tf.int32, "labels")
     return {
-        "score": signatures.function(score_of_class, images, labels),
-        "generate": signatures.function(generate_of_class, labels, *specs),
+        "score": function(score_of_class, images, labels),
+        "generate": function(generate_of_class, labels, *specs),
     }

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from routing_tf.layers.support.backends import static_shapes
 from routing_tf.models import saved_functions
-from routing_tf.models import signatures
 from routing_tf.models.preset_backbone import check_format
 from routing_tf.models.token_scorer import scope_to_score
 
@@ -121,7 +120,7 @@ def _default_of(functions):
     arguments = inspect.signature(generate.python_function).parameters.values()
     number = sum(argument.default is argument.empty for argument in arguments)
     required = generate.input_signature[:number]
-    return signatures.function(lambda *inputs: generate(*inputs), *required)
+    return saved_functions.function(lambda *inputs: generate(*inputs), *required)
 
 
 def check_backend(model_dir="model.keras", export_dir="DIR"):

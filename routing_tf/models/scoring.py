@@ -10,13 +10,13 @@ from routing_tf.files.progress import progress
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.models import preprocessing
+from routing_tf.models.preprocessing import known_ids
+from routing_tf.models.preprocessing import without_segment_ids
 from routing_tf.models.score import Score
 from routing_tf.models.score import join as join
-from routing_tf.models.spans import read_sequences
-from routing_tf.models.spans import spans_of
+from routing_tf.models.score import read_sequences
+from routing_tf.models.score import spans_of
 from routing_tf.models.steps import longest_input
-from routing_tf.models.token_inputs import known_ids
-from routing_tf.models.token_inputs import without_segment_ids
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.models.token_scorer import scope_of
 from routing_tf.models.token_scorer import scope_to_score

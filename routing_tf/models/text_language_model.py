@@ -15,11 +15,11 @@ from routing_tf.models import preprocessing
 from routing_tf.models import steps
 from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import way_of
+from routing_tf.models.preprocessing import ChecksSegmentIds
+from routing_tf.models.preprocessing import known_ids
+from routing_tf.models.preprocessing import without_segment_ids
 from routing_tf.models.preset_backbone import preset_from_elsewhere
 from routing_tf.models.saved_model import Exportable
-from routing_tf.models.token_inputs import ChecksSegmentIds
-from routing_tf.models.token_inputs import known_ids
-from routing_tf.models.token_inputs import without_segment_ids
 
 
 class TextLanguageModel(ChecksSegmentIds, Exportable):

@@ -6,7 +6,7 @@ from keras import ops
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.models.compiled import compiled_once
-from routing_tf.models.token_inputs import inputs_of
+from routing_tf.models.preprocessing import inputs_of
 
 
 class TokenScorer:

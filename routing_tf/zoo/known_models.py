@@ -14,10 +14,10 @@ from routing_tf.layers.heads.sliding import SlidingHeads
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
+from routing_tf.zoo.distant_blocks import RandomBlockHeads
 from routing_tf.zoo.global_tokens import GlobalHeads
 from routing_tf.zoo.parts.pattern import Pattern
 from routing_tf.zoo.parts.pattern import share
-from routing_tf.zoo.random_blocks import RandomBlockHeads
 
 __all__ = ["bigbird_heads", "etc_heads", "longformer_heads"]
 

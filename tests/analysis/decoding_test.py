@@ -10,7 +10,7 @@ import pytest
 from routing_tf import problems
 from routing_tf.analysis import compare_decoding
 from routing_tf.analysis import decoding
-from routing_tf.analysis import report
+from routing_tf.analysis import looks
 from tests.analysis.scopes_test import Countdown
 from tests.models import small_models
 
@@ -62,7 +62,7 @@ def test_packed_documents():
     result = compare_decoding(lm, data, "test", verbose=False)
     assert result.largest_difference < 1e-4 and result.exported is None
     line = "SavedModel: takes one document in each row"
-    assert line in report.describe_decoding(result, data, "test")
+    assert line in looks.describe_decoding(result, data, "test")
 
 
 def test_a_way_that_differs_is_seen(monkeypatch):
@@ -119,13 +119,13 @@ def test_refused(changes, message):
 def test_lines_for_a_reader():
     result = decoding.DecodingComparison(1.5, 1.5, None, 1e-6, 2, 3000, 7)
     data = problem()
-    lines = list(report.describe_decoding(result, data, "test"))
+    lines = list(looks.describe_decoding(result, data, "test"))
     assert lines[0] == "held-out bits per byte of 7 windows"
     assert "SavedModel: only on the TensorFlow backend" in lines
     assert "2 of 3,000 decisions" in lines[-1]
     result = dataclasses.replace(result, exported=1.25)
-    assert "SavedModel: 1.25000" in report.describe_decoding(result, data, "test")
+    assert "SavedModel: 1.25000" in looks.describe_decoding(result, data, "test")
     data.metric_name, data.metric = "perplexity", lambda nats, split: 2 * nats
-    lines = list(report.describe_decoding(result, data, "test"))
+    lines = list(looks.describe_decoding(result, data, "test"))
     assert lines[0] == "held-out perplexity of 7 windows"
     assert lines[1] == f"one parallel pass: {3 * np.log(2):.5f}"

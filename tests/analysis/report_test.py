@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from routing_tf.analysis import looks
 from routing_tf.analysis import reads
-from routing_tf.analysis import report
 from routing_tf.tokenizers import ByteTokenizer
 
 TEXT = "ab\nab"
@@ -21,7 +21,7 @@ def case():
 
 def test_heads():
     head, token_ids, _ = case()
-    *_, chance, lines = report.describe_reads([head], token_ids, reach=2)
+    *_, chance, lines = looks.describe_reads([head], token_ids, reach=2)
     assert "for 40.00% of the tokens" in chance
     header, row = (line.split() for line in lines.splitlines())
     assert header == ["layer", "head", "name", "distance", "far", "recall", "nothing"]
@@ -32,25 +32,25 @@ def test_heads():
 def test_heads_that_read_nothing():
     head, token_ids, _ = case()
     head.weights[:] = 0
-    *_, lines = report.describe_reads([head], token_ids, reach=2)
+    *_, lines = looks.describe_reads([head], token_ids, reach=2)
     assert lines.splitlines()[1].split()[-4:] == ["-", "0.000", "0.00%", "100.00%"]
 
 
 def test_a_token():
     head, token_ids, tokenizer = case()
-    lines = report.describe_token(head, 4, token_ids, tokenizer)
+    lines = looks.describe_token(head, 4, token_ids, tokenizer)
     assert list(lines) == [
         'token 4 "a" after "<start>ab↵", followed by "b", reads',
         '  0.700  token 2 "b" after "<start>a"',
         '  0.250  token 1 "a" after "<start>"',
     ]
-    (line,) = report.describe_token(head, 5, token_ids, tokenizer)
+    (line,) = looks.describe_token(head, 5, token_ids, tokenizer)
     assert line == 'token 5 "b" after "<start>ab↵a" reads nothing'
 
 
 def test_rows_of_all_tokens():
     head, token_ids, tokenizer = case()
-    header, *rows = report.reads_rows(head, token_ids, tokenizer)
+    header, *rows = looks.reads_rows(head, token_ids, tokenizer)
     assert header == ("token", "text", "place", "text of the place", "weight")
     assert rows == [
         ("0", "<start>", "", "", ""),

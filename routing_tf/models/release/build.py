@@ -1,14 +1,14 @@
 """Builds layers and models with the settings and the flaws of the release."""
 
 from routing_tf import layers
-from routing_tf.models.causal_lm import RoutingTransformerCausalLM
 from routing_tf.models.encoder_decoder import RoutingTransformerEncoderDecoder
 from routing_tf.models.image_transformer import RoutingImageTransformer
+from routing_tf.models.language_models import RoutingTransformerCausalLM
+from routing_tf.models.language_models import RoutingTransformerSeq2SeqLM
 from routing_tf.models.release import heads
 from routing_tf.models.release.conversion import hyperparameters_from_release
 from routing_tf.models.release.conversion import read_hparams
 from routing_tf.models.routing_transformer import RoutingTransformer
-from routing_tf.models.seq2seq_lm import RoutingTransformerSeq2SeqLM
 
 # Defaults of a release attention call.
 _DEFAULTS = {

@@ -15,7 +15,7 @@ from routing_tf.layers.support.keras_internals import decays
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.parts_of_batches import hold_losses
 from routing_tf.layers.support.replicas import sum_over_replicas
-from routing_tf.models.token_inputs import inputs_of
+from routing_tf.models.preprocessing import inputs_of
 
 # More random draws than one layer makes in one part of a step.
 DRAWS_PER_PART = 256

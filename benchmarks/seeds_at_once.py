@@ -24,7 +24,7 @@ from benchmarks import recall_model
 from benchmarks import record
 from benchmarks.recall_data import EVALUATION_SEED
 from routing_tf import training
-from routing_tf.cli import problem_options
+from routing_tf.cli import flag_kinds
 from routing_tf.models.hyperparameters import parse_overrides
 from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.training import evaluation
@@ -88,7 +88,10 @@ def train(options):
     settings = preset_hyperparameters(options.hparams_set).replace(
         **changes, train_steps=options.train_steps
     )
-    name, own = options.problem, problem_options.parse(options.problem_option)
+    name, own = (
+        options.problem,
+        flag_kinds.parse_problem_options(options.problem_option),
+    )
     if options.files:
         name, own = "text_files", {**own, "files": options.files}
     config, problem = run_folder.configure(name, settings, problem_options=own)

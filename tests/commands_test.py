@@ -16,7 +16,6 @@ from routing_tf.cli import evaluate
 from routing_tf.cli import export
 from routing_tf.cli import flag_kinds
 from routing_tf.cli import generate
-from routing_tf.cli import problem_options
 from routing_tf.cli import sparsify
 from routing_tf.cli import train
 from routing_tf.generation import display
@@ -70,15 +69,15 @@ def test_lists_of_paths(monkeypatch):
     assert values.files == "/home/somebody/a*.txt,b.txt"
     with pytest.raises(flags.IllegalFlagValueError, match="must be a path"):
         values["files"].parse(",")
-    options = problem_options.parse(["test_files=~/a,b"])
+    options = flag_kinds.parse_problem_options(["test_files=~/a,b"])
     assert options == {"test_files": f"/home/somebody/a,{os.path.abspath('b')}"}
-    options = problem_options.parse(['source_files="a,b",c', "folder=a,b"])
+    options = flag_kinds.parse_problem_options(['source_files="a,b",c', "folder=a,b"])
     assert options == {
         "source_files": f'"{os.path.abspath("a,b")}",{os.path.abspath("c")}',
         "folder": os.path.abspath("a,b"),
     }
     with pytest.raises(ValueError, match="must name a path. Received: 'vocabulary='"):
-        problem_options.parse(["vocabulary="])
+        flag_kinds.parse_problem_options(["vocabulary="])
 
 
 def test_train_says_that_it_was_stopped_before_the_first_step(monkeypatch, capfd):
@@ -95,7 +94,7 @@ def test_train_says_that_it_was_stopped_before_the_first_step(monkeypatch, capfd
 
 def test_nothing_is_named_twice():
     with pytest.raises(ValueError, match="once. Received: 'folder=b' after folder="):
-        problem_options.parse(["folder=a", "folder=b"])
+        flag_kinds.parse_problem_options(["folder=a", "folder=b"])
     options = parse(train, "--model_dir=m", "--files=a", "--problem_option=files=b")
     with pytest.raises(ValueError, match="must be named by `--files` or by"):
         commands.problem_fields(options)

@@ -11,8 +11,8 @@ from routing_tf.analysis.probe import clustered_groups
 from routing_tf.analysis.windows import rows_of
 from routing_tf.files.progress import progress
 from routing_tf.layers.support.validation import check_positive_integer
-from routing_tf.models.occupancy import shares_of
-from routing_tf.models.occupancy import spread
+from routing_tf.training.log import shares_of
+from routing_tf.training.log import spread
 
 EPSILON = 1e-5
 

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 
-from routing_tf.analysis import marked_text
 from routing_tf.analysis import pictures
 from routing_tf.analysis import reads as reading
 from routing_tf.analysis.causality import find_leaks
@@ -181,14 +180,14 @@ def describe_token(reads, token, token_ids, tokenizer):
     """
 
     def name(number):
-        text = marked_text.in_one_line(tokenizer, token_ids[[number]])
-        before = marked_text.context(tokenizer, token_ids, number)
+        text = pictures.in_one_line(tokenizer, token_ids[[number]])
+        before = pictures.context(tokenizer, token_ids, number)
         return f'"{text}" after "{before}"'
 
     places = reads.strongest(token)
     following = ""
     if token + 1 < len(token_ids):
-        text = marked_text.in_one_line(tokenizer, token_ids[[token + 1]])
+        text = pictures.in_one_line(tokenizer, token_ids[[token + 1]])
         following = f', followed by "{text}",'
     nothing = "" if places else " nothing"
     yield f"token {token} {name(token)}{following} reads{nothing}"
@@ -204,7 +203,7 @@ def reads_rows(reads, token_ids, tokenizer):
     a tokenizer, ids are shown.
     """
     yield "token", "text", "place", "text of the place", "weight"
-    texts = marked_text.names(tokenizer, token_ids)
+    texts = pictures.names(tokenizer, token_ids)
     found = zip(texts, reads.places, reads.strengths, strict=True)
     for token, (text, place, weight) in enumerate(found):
         cells = ("", "", "")
@@ -239,16 +238,16 @@ def _runs_over(row, index):
 
 def show_cluster(lm, token_ids, cluster, folder):
     """Prints a text with the tokens of a cluster marked, and draws it in a folder."""
-    pieces = marked_text.make_pieces(tokenizer_of(lm), token_ids, cluster.is_member)
+    pieces = pictures.make_pieces(tokenizer_of(lm), token_ids, cluster.is_member)
     path = folder / f"{cluster.block}_cluster.png"
     count = int(cluster.is_member.sum())
     title = f"{cluster.name}: {count} of {len(token_ids)} tokens"
     pictures.draw_text(pieces, title, path)
     print(f"{title}: {path}")
-    marks = marked_text.BRACKETS
+    marks = pictures.BRACKETS
     if sys.stdout.isatty():
-        marks = marked_text.REVERSE_VIDEO
-    print(marked_text.mark(pieces, marks))
+        marks = pictures.REVERSE_VIDEO
+    print(pictures.mark(pieces, marks))
 
 
 def tokenizer_of(lm):
@@ -267,18 +266,18 @@ def show_reads(head, token, token_ids, tokenizer, folder):
         print(line)
     places = [place for place, _ in head.strongest(token)]
     is_read = np.isin(np.arange(len(token_ids)), places)
-    pieces = marked_text.make_pieces(tokenizer, token_ids, is_read)
-    number = marked_text.find_piece(tokenizer, token_ids, token)
+    pieces = pictures.make_pieces(tokenizer, token_ids, is_read)
+    number = pictures.find_piece(tokenizer, token_ids, token)
     path = folder / "reads.png"
     title = f"{head.name}, token {token} and the places it reads most"
     missing = pictures.lack_of_matplotlib()
     if missing is None:
         pictures.draw_text(pieces, title, path, number)
     print(f"{title}: {missing or path}")
-    marks = marked_text.BRACKETS, marked_text.ANGLE_BRACKETS
+    marks = pictures.BRACKETS, pictures.ANGLE_BRACKETS
     if sys.stdout.isatty():
-        marks = marked_text.REVERSE_VIDEO, marked_text.BOLD_UNDERLINED
-    print(marked_text.mark_around(pieces, number, *marks))
+        marks = pictures.REVERSE_VIDEO, pictures.BOLD_UNDERLINED
+    print(pictures.mark_around(pieces, number, *marks))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -388,7 +387,7 @@ class Look:
         if "token_ids" in window:
             cluster = find_cluster(attention, self.layer, self.head or 0, self.cluster)
             tokenizer = tokenizer_of(self.lm)
-            tokens = marked_text.names(tokenizer, window["token_ids"][0])
+            tokens = pictures.names(tokenizer, window["token_ids"][0])
         elif {self.layer, self.head, self.cluster} != {None}:
             raise ValueError(
                 "--layer, --head and --cluster choose a cluster whose tokens are shown "

@@ -18,7 +18,6 @@ from absl import logging
 
 from routing_tf.cli import first_checks
 from routing_tf.cli import flag_kinds
-from routing_tf.cli import problem_options
 
 # Flags defined here belong to the command, whose `--help` shows them.
 flags.disclaim_key_flags()
@@ -343,7 +342,7 @@ def problem_fields(options, earlier=None):
         fields["problem_options"] = dict(earlier.problem_options)
     if fields["data_dir"]:
         fields["data_dir"] = os.path.abspath(fields["data_dir"])
-    own = problem_options.parse(options.problem_option)
+    own = flag_kinds.parse_problem_options(options.problem_option)
     fields["problem_options"].update(own)
     if options.files:
         if "files" in own:
@@ -352,7 +351,7 @@ def problem_fields(options, earlier=None):
                 f"by both. Received: --files={options.files!r} and "
                 f"--problem_option=files={own['files']!r}"
             )
-        fields["problem_options"]["files"] = problem_options.absolute(options.files)
+        fields["problem_options"]["files"] = flag_kinds.absolute_paths(options.files)
     return fields
 
 

@@ -18,7 +18,6 @@ from absl import flags
 
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
-from routing_tf.cli import problem_options
 from routing_tf.files.named_files import make_folder
 from routing_tf.files.names import SPLITS
 
@@ -56,7 +55,7 @@ def run(options):
 
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
-    settings = problem_options.parse(options.problem_option)
+    settings = flag_kinds.parse_problem_options(options.problem_option)
     if options.train_split:
         settings["train_split"] = options.train_split
     data_dir = os.path.abspath(options.data_dir)

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 
-from routing_tf.cli import problem_options
+from routing_tf.cli import flag_kinds
 from routing_tf.files import named_files
 from routing_tf.files.named_files import check_exists
 from routing_tf.files.named_files import check_no_pattern
@@ -28,7 +28,7 @@ def check(options):
             if value:
                 check_value(flag, value)
     if "problem_option" in options:
-        problem_options.check(options)
+        flag_kinds.check_problem_options(options)
     if "checkpoint" not in options:
         if "model_dir" in options:  # of `train`, which makes it
             _check_folder_of_checkpoints("model_dir", options.model_dir)

@@ -36,7 +36,6 @@ from absl import flags
 from routing_tf.cli import commands
 from routing_tf.cli import flag_kinds
 from routing_tf.cli import hub_models
-from routing_tf.cli import samplers
 from routing_tf.cli.flag_kinds import DEFAULT_LABELS
 from routing_tf.cli.flag_kinds import MAX_DEFAULT_LENGTH
 
@@ -77,7 +76,7 @@ FLAGS = {
     # How tokens are chosen.
     "sampler": flag_kinds.choice(
         None,
-        samplers.SAMPLERS,
+        hub_models.SAMPLERS,
         "How tokens are chosen. Default: top_p; random for images.",
     ),
     "temperature": flag_kinds.number(
@@ -87,7 +86,7 @@ FLAGS = {
     "top_p": flag_kinds.number(
         None,
         "top_p: total probability of the likeliest tokens, from which one is drawn. "
-        f"Default: {samplers.DEFAULT_TOP_P}.",
+        f"Default: {hub_models.DEFAULT_TOP_P}.",
     ),
     "alpha": flag_kinds.number(
         None,
@@ -210,11 +209,11 @@ def run(options):
         )
     generate, others = kinds[type(lm)]
     commands.refuse(options, others, f"with a {type(lm).__name__}")
-    given = {name: options[name].value for name in samplers.SAMPLER_FLAGS}
+    given = {name: options[name].value for name in hub_models.SAMPLER_FLAGS}
     name, size = options.sampler, lm.hyperparameters.vocabulary_size
     if name is None and generate is generate_images:
         name = "random"
-    sampler = samplers.make_sampler(name, seed, size, **given)
+    sampler = hub_models.make_sampler(name, seed, size, **given)
     told = f", seed {seed}" if hasattr(sampler, "seed") else ""
     print(f"model: {options.model_dir}{told}", file=sys.stderr, flush=True)
     generate(lm, sampler, options)
@@ -249,7 +248,7 @@ def generate_texts(lm, sampler, options):
         texts.length_of_texts(lm, samples, options.max_length),
         None if options.stop_at_end is False else end_id,
         options.batch_size,
-        by_steps=is_exact and options.sampler not in samplers.WHOLE_TEXTS,
+        by_steps=is_exact and options.sampler not in hub_models.WHOLE_TEXTS,
     )
     display.write_texts(continuation, samples, len(prompts), options.output_file)
 
@@ -264,8 +263,8 @@ def stream_text(lm, sampler, samples, options):
         ["max_length", "batch_size"],
         "with --stream, which reads --num_tokens",
     )
-    if options.sampler in samplers.WHOLE_TEXTS:
-        by_token = [x for x in samplers.SAMPLERS if x not in samplers.WHOLE_TEXTS]
+    if options.sampler in hub_models.WHOLE_TEXTS:
+        by_token = [x for x in hub_models.SAMPLERS if x not in hub_models.WHOLE_TEXTS]
         raise ValueError(
             "`--stream` needs a sampler that draws token by token: "
             f"{', '.join(by_token)}. Received: --sampler={options.sampler}, which "

@@ -12,9 +12,9 @@ import keras
 
 from routing_tf import layers
 from routing_tf.layers.heads.routed import TOKEN_CHOICE
-from routing_tf.models import bridge
 from routing_tf.models import initializers
 from routing_tf.models import patterns
+from routing_tf.models import presets
 from routing_tf.models.pattern_checks import refuse_option
 from routing_tf.models.patterns import groups_of
 from routing_tf.models.patterns import name_of
@@ -69,7 +69,7 @@ def self_attention(hyperparameters, index, is_causal=True):
     if cluster_strided:
         settings = _clustering(h) | shared
         if h.compatibility is not None:
-            settings |= bridge.release().cluster_strided_settings
+            settings |= presets.release().cluster_strided_settings
         configs.append(
             config(
                 layers.ClusterStridedHeads,
@@ -277,7 +277,7 @@ def _config(
     if "name" not in settings:
         settings["name"] = name_of(cls.__name__)
     if h.compatibility is not None:
-        cls, flaws = bridge.release().class_at(h.compatibility, cls)
+        cls, flaws = presets.release().class_at(h.compatibility, cls)
         settings |= flaws
     if h.entmax_alpha is not None:
         settings["entmax_alpha"] = h.entmax_alpha

@@ -13,7 +13,6 @@ from routing_tf.files.progress import progress
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
-from routing_tf.models import bridge
 from routing_tf.models import initializers
 from routing_tf.models import stack
 from routing_tf.models import steps
@@ -21,6 +20,7 @@ from routing_tf.models.preset_backbone import PresetBackbone
 from routing_tf.models.preset_backbone import hyperparameters_of_kind
 from routing_tf.models.presets import preset_description
 from routing_tf.models.presets import preset_names
+from routing_tf.models.presets import release
 from routing_tf.models.routing_transformer import final_norm
 from routing_tf.models.saved_model import Exportable
 
@@ -153,7 +153,7 @@ class RoutingImageTransformer(Exportable, PresetBackbone):
 
         For the arguments, see `RoutingTransformerCausalLM.from_release_checkpoint`.
         """
-        return bridge.release().load_checkpoint(cls, prefix, preset, hparams)
+        return release().load_checkpoint(cls, prefix, preset, hparams)
 
     def call(self, inputs, training=None, mask=None):
         return super().call(self._complete(inputs), training=training, mask=mask)

@@ -9,9 +9,9 @@ from keras import ops
 from routing_tf.layers.support.keras_internals import declare_call_argument
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import is_integer
-from routing_tf.models import bridge
 from routing_tf.models import initializers
 from routing_tf.models import preprocessing
+from routing_tf.models import presets
 from routing_tf.models import steps
 from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import way_of
@@ -253,7 +253,7 @@ class TextLanguageModel(ChecksSegmentIds, Exportable):
             vocabulary: path of the release's subword vocabulary; None (the default) for
                 a model of ids.
         """
-        load = bridge.release().load_checkpoint
+        load = presets.release().load_checkpoint
         return load(cls, prefix, preset, hparams, vocabulary)
 
     def compile(self, optimizer="auto", loss="auto", **kwargs):

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from routing_tf.layers.support.validation import check_choice
-from routing_tf.problems import vocabularies
+from routing_tf.problems import sources
 from routing_tf.problems.arguments import boolean
 from routing_tf.problems.arguments import check_lengths
 from routing_tf.problems.arguments import integer_at_least
@@ -197,7 +197,7 @@ class Seq2SeqProblem(PreparedProblem):
     def vocabulary_path(self):
         """Path of the vocabulary, a `pathlib.Path`, if tokens are subwords."""
         if self.vocabulary == "subwords":
-            size = vocabularies.VOCABULARY_SIZE
+            size = sources.VOCABULARY_SIZE
             return self.data_path / f"vocab.{self.name}.{size}.subwords"
         return pathlib.Path(self.vocabulary)
 
@@ -213,13 +213,13 @@ class Seq2SeqProblem(PreparedProblem):
     def needs_train_split(self):
         """Whether a vocabulary must be learned from the split to train on."""
         path = self.vocabulary_path
-        is_there = path.exists() or vocabularies.given_vocabulary(path, self.raw_dir)
+        is_there = path.exists() or sources.given_vocabulary(path, self.raw_dir)
         return self.vocabulary == "subwords" and not is_there
 
     def _make_vocabulary(self):
-        if not vocabularies.given_vocabulary(self.vocabulary_path, self.raw_dir):
+        if not sources.given_vocabulary(self.vocabulary_path, self.raw_dir):
             self.check_prepared(self.train_split)
-        vocabularies.make_vocabulary(
+        sources.make_vocabulary(
             self.vocabulary_path, self.raw_dir, self.texts_of_vocabulary
         )
 
@@ -230,7 +230,7 @@ class Seq2SeqProblem(PreparedProblem):
             return itertools.chain.from_iterable(self.pairs(self.train_split))
 
         size = sum(map(len, texts()))
-        share = min(1.0, vocabularies.VOCABULARY_BYTES / max(1, size))
+        share = min(1.0, sources.VOCABULARY_BYTES / max(1, size))
         seen = taken = 0
         for text in texts():
             seen += len(text)
@@ -246,7 +246,7 @@ class Seq2SeqProblem(PreparedProblem):
     def variant(self):
         if self.vocabulary == "bytes":
             return "bytes"
-        return f"subwords-{vocabularies.digest(self.tokenizer)}"
+        return f"subwords-{sources.digest(self.tokenizer)}"
 
     def dtypes(self):
         ids, ends = self.ids_dtype(), "int64"

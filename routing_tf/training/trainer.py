@@ -18,7 +18,6 @@ import numpy as np
 from routing_tf.files.named_files import make_folder
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.models.build import build_model
-from routing_tf.models.occupancy import centroid_occupancy
 from routing_tf.models.token_scorer import TokenScorer
 from routing_tf.training import checkpoints
 from routing_tf.training import engines
@@ -30,6 +29,7 @@ from routing_tf.training.engines.step import TrainingStep
 from routing_tf.training.log import ProgressLog
 from routing_tf.training.log import SilentLog
 from routing_tf.training.log import Window
+from routing_tf.training.log import centroid_occupancy
 from routing_tf.training.log import metric_key
 from routing_tf.training.optimizer import compile_for_training
 from routing_tf.training.optimizer import make_schedule

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from routing_tf.analysis import marked_text
+from routing_tf.analysis import pictures
 from routing_tf.tokenizers import ByteTokenizer
 from routing_tf.tokenizers import SubwordTokenizer
 from routing_tf.tokenizers import WordTokenizer
@@ -14,7 +14,7 @@ def marked(text_or_ids, is_marked, tokenizer=None, marks=("<", ">")):
     ids = text_or_ids
     if isinstance(text_or_ids, str):
         ids = np.asarray(tokenizer.tokenize(text_or_ids))
-    return marked_text.mark(marked_text.make_pieces(tokenizer, ids, is_marked), marks)
+    return pictures.mark(pictures.make_pieces(tokenizer, ids, is_marked), marks)
 
 
 def bits(string):
@@ -57,7 +57,7 @@ def test_nothing_is_sent_to_the_terminal():
 
 
 def test_reverse_video():
-    shown = marked("abc", bits("010"), marks=marked_text.REVERSE_VIDEO)
+    shown = marked("abc", bits("010"), marks=pictures.REVERSE_VIDEO)
     assert shown == "a\x1b[7mb\x1b[0mc"
 
 
@@ -79,25 +79,25 @@ def test_words():
 
 
 def test_ids():
-    pieces = marked_text.make_pieces(None, [5, 17], [False, True])
-    assert marked_text.mark(pieces, marked_text.BRACKETS) == "5 ⟦17 ⟧"
+    pieces = pictures.make_pieces(None, [5, 17], [False, True])
+    assert pictures.mark(pieces, pictures.BRACKETS) == "5 ⟦17 ⟧"
 
 
 def test_one_piece_with_marks_of_its_own():
     ids = np.asarray(ByteTokenizer().tokenize("aébc"))
-    pieces = marked_text.make_pieces(ByteTokenizer(), ids, bits("11001"))
-    numbers = [marked_text.find_piece(ByteTokenizer(), ids, i) for i in range(5)]
+    pieces = pictures.make_pieces(ByteTokenizer(), ids, bits("11001"))
+    numbers = [pictures.find_piece(ByteTokenizer(), ids, i) for i in range(5)]
     assert numbers == [0, 1, 1, 2, 3]
     for number, expected in enumerate(["{a}<é>b<c>", "<a>{é}b<c>", "<aé>{b}<c>"]):
-        shown = marked_text.mark_around(pieces, number, ("<", ">"), ("{", "}"))
+        shown = pictures.mark_around(pieces, number, ("<", ">"), ("{", "}"))
         assert shown == expected
 
 
 def test_context():
     tokenizer = ByteTokenizer()
     ids = np.asarray(tokenizer.tokenize("a\tb\n" + "é" * 30 + "xyz"))
-    assert marked_text.in_one_line(tokenizer, ids[:4]) == "a⇥b↵"
-    assert marked_text.context(tokenizer, ids, 0) == ""
-    assert marked_text.context(tokenizer, ids, 4) == "a⇥b↵"
-    assert marked_text.context(tokenizer, ids, 66) == "é" * 22 + "xy"
-    assert marked_text.context(None, [7, 8, 9], 2) == "7 8 "
+    assert pictures.in_one_line(tokenizer, ids[:4]) == "a⇥b↵"
+    assert pictures.context(tokenizer, ids, 0) == ""
+    assert pictures.context(tokenizer, ids, 4) == "a⇥b↵"
+    assert pictures.context(tokenizer, ids, 66) == "é" * 22 + "xy"
+    assert pictures.context(None, [7, 8, 9], 2) == "7 8 "

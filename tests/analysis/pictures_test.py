@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 from matplotlib import figure
 
-from routing_tf.analysis import marked_text
 from routing_tf.analysis import pictures
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -60,7 +59,7 @@ def test_text(tmp_path):
     ways = [False, True]
     areas = []
     for way in ways:
-        pieces = [marked_text.Piece(character, way) for character in text]
+        pieces = [pictures.Piece(character, way) for character in text]
         pictures.draw_text(pieces, "title", tmp_path / "text.png")
         image = read(tmp_path / "text.png").astype(int)
         # Yellow: much red, little blue.
@@ -70,7 +69,7 @@ def test_text(tmp_path):
 
 
 def test_a_piece_with_a_colour_of_its_own(tmp_path):
-    pieces = [marked_text.Piece(text, False) for text in ("ab\n", "c" * 40, "d")]
+    pieces = [pictures.Piece(text, False) for text in ("ab\n", "c" * 40, "d")]
     blue = []
     for number in (None, 1, 2):
         pictures.draw_text(pieces, "title", tmp_path / "text.png", number)
@@ -82,9 +81,9 @@ def test_a_piece_with_a_colour_of_its_own(tmp_path):
 
 def test_lay_out():
     pieces = [
-        marked_text.Piece("ab", True),
-        marked_text.Piece("\n", False),
-        marked_text.Piece("\tcd", True),
+        pictures.Piece("ab", True),
+        pictures.Piece("\n", False),
+        pictures.Piece("\tcd", True),
     ]
     cells = pictures.lay_out(pieces, num_columns=5)
     assert cells == [

@@ -15,7 +15,7 @@ from tensorflow_datasets.image_classification import mnist
 
 from routing_tf import models
 from routing_tf import problems
-from routing_tf.cli import problem_options
+from routing_tf.cli import flag_kinds
 from routing_tf.files.names import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems.datasets import image_folder
@@ -378,7 +378,7 @@ class TestImageFolder:
         # The flags that the message names are those that help.
         words = str(e.value).replace(",", "").split()
         flags = [w.removeprefix("--problem_option=") for w in words if "--" in w]
-        options = problem_options.parse(flags)
+        options = flag_kinds.parse_problem_options(flags)
         assert options == {"resize": "true", "height": "32", "width": "32"}
         problem = own(folder, **options)
         fitting = problem.fit_hyperparameters(settings)

@@ -10,7 +10,6 @@ from routing_tf import problems
 from routing_tf.files.names import SPLITS
 from routing_tf.problems import array_store
 from routing_tf.problems import seq2seq
-from routing_tf.problems import vocabularies
 from routing_tf.tokenizers import SubwordTokenizer
 from tests.problems.prepared import write_vocabulary
 
@@ -251,7 +250,7 @@ class TestVocabulary:
         everything = list(problem.texts_of_vocabulary())
         assert everything == [t for n in range(23) for t in problem.pair_of(n)]
         size = sum(map(len, everything))
-        monkeypatch.setattr(vocabularies, "VOCABULARY_BYTES", size // 3)
+        monkeypatch.setattr("routing_tf.problems.sources.VOCABULARY_BYTES", size // 3)
         part = list(problem.texts_of_vocabulary())
         assert size // 4 < sum(map(len, part)) <= size // 3
         # They are from the whole of the texts.

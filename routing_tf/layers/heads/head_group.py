@@ -5,7 +5,7 @@ import dataclasses
 import keras
 from keras import ops
 
-from routing_tf.layers.heads.stepwise import Stepwise
+from routing_tf.layers.caches.recent_tokens import Stepwise
 from routing_tf.layers.softmax import queries_and_keys
 from routing_tf.layers.softmax.queries_and_keys import consecutive
 from routing_tf.layers.softmax.queries_and_keys import rotate

@@ -9,7 +9,7 @@ import numpy as np
 
 from routing_tf.files import raw_files
 from routing_tf.files.names import SPLITS
-from routing_tf.problems import vocabularies
+from routing_tf.problems import sources
 from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
 from routing_tf.problems.sources import Source
@@ -130,7 +130,7 @@ class Pg19Length8k(TextProblem):
                 f"vocabulary={self.vocabulary!r}"
             )
         path, train_split = self.vocabulary_path, self.train_split
-        is_given = vocabularies.given_vocabulary(path, self.raw_dir)
+        is_given = sources.given_vocabulary(path, self.raw_dir)
         if not is_given and train_split not in self.available_splits():
             raise ValueError(
                 f"A vocabulary must be learned from the split {train_split!r}, "
@@ -138,12 +138,12 @@ class Pg19Length8k(TextProblem):
                 f"{VOCABULARY_FILE} there, name a file with the option vocabulary, or "
                 "choose another train_split"
             )
-        vocabularies.make_vocabulary(path, self.raw_dir, self._sample)
+        sources.make_vocabulary(path, self.raw_dir, self._sample)
 
     def _sample(self):
         """Yields the middles of all training books, which begin with title pages."""
         number = self.source.num_examples(self.train_split)
-        share = vocabularies.VOCABULARY_BYTES // max(1, number)
+        share = sources.VOCABULARY_BYTES // max(1, number)
         for text in map(self.text_of, self.examples(self.train_split, 0)):
             start = max(0, len(text) - share) // 2
             yield text[start : start + share]

@@ -6,7 +6,7 @@ import numpy as np
 
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.problems import array_store
-from routing_tf.problems import vocabularies
+from routing_tf.problems import sources
 from routing_tf.problems.problem import perplexity
 from routing_tf.problems.registry import register
 from routing_tf.problems.text import EachLine
@@ -257,7 +257,7 @@ class Wikitext103(TextProblem):
     def identity(self, split):
         identity = super().identity(split)
         if self.level == "words":
-            identity["vocabulary"] = vocabularies.digest(self.tokenizer)
+            identity["vocabulary"] = sources.digest(self.tokenizer)
         return identity
 
     def read_split(self, split):

@@ -235,10 +235,9 @@ def draw_text(pieces, title, path, number=None):
     Example:
 
     ```python
-    from routing_tf.analysis import marked_text
     from routing_tf.analysis import pictures
 
-    pieces = [marked_text.Piece("c", True), marked_text.Piece("at", False)]
+    pieces = [pictures.Piece("c", True), pictures.Piece("at", False)]
     pictures.draw_text(pieces, "one letter", "text.png")
     ```
     """

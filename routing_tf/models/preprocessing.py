@@ -20,7 +20,7 @@ def known_ids(ids, vocabulary_size, where, mask=None):
     Example:
 
     ```python
-    from routing_tf.models.known_ids import known_ids
+    from routing_tf.models.preprocessing import known_ids
 
     known_ids([0, 5, 257], vocabulary_size=258, where="the prompt")
     ```

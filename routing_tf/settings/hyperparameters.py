@@ -2,7 +2,7 @@
 
 Each is declared here and nowhere else. The checks and the help of commands, the tables
 of docs/hyperparameters.md and the checks in Python follow from it. Which values go
-together is told by `models.hyperparameter_checks`. This needs the standard library
+together is told by `models.hyperparameters`. This needs the standard library
 alone, so that commands can tell mistakes before they import TensorFlow. They do not
 wait for dataclasses either: the classes here become some where models need them.
 """

@@ -69,10 +69,10 @@ class Trainer:
     ```python
     from routing_tf import models
     from routing_tf import training
-    from routing_tf.training import run_config
+    from routing_tf.training import run_folder
 
     hyperparameters = models.preset_hyperparameters("byte_tiny")
-    config, problem = run_config.configure(
+    config, problem = run_folder.configure(
         "python_source", hyperparameters.replace(train_steps=2)
     )
     trainer = training.Trainer(config, problem, "my_run")

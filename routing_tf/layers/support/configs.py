@@ -28,7 +28,7 @@ class Argument:
 
     ```python
     from routing_tf import layers
-    from routing_tf.layers.support.argument import Argument
+    from routing_tf.layers.support.configs import Argument
     from routing_tf.layers.support.validation import check_positive_integer
 
 

@@ -263,10 +263,10 @@ def read_articles(path, member=None):
     Example:
     ```python
     import pathlib
-    from routing_tf.problems.builders import wikitext103
+    from routing_tf.problems.builders import wikipedia
 
     pathlib.Path("wiki").write_text("\n = A = \n\n a \n\n = B = \n\n b \n")
-    list(wikitext103.read_articles("wiki"))  # ["\n = A = \n\n a \n\n", " = B = ..."]
+    list(wikipedia.read_articles("wiki"))  # ["\n = A = \n\n a \n\n", " = B = ..."]
     ```
     """
     lines = []  # of the current article

@@ -160,8 +160,9 @@ class Continuation:
             leading id.
         stop_token_id: the id that ends a text, or None.
         batch_size: number of texts that are generated together.
-        by_steps: whether tokens come one by one; otherwise whole texts come from
-            `lm.generate_step`, the only way with an encoder.
+        by_steps: whether tokens come one by one, to be shown, and end with the text;
+            otherwise whole texts come from `lm.generate_step`, the only way with an
+            encoder and with samplers that choose among whole texts.
     """
 
     lm: object
@@ -179,36 +180,39 @@ class Continuation:
         batch_size = min(self.batch_size, len(samples))
         if self.by_steps:
             stream = TokenStream(self.lm, self.sampler, self.max_length)
-            make = functools.partial(self._step_by_step, stream)
+            tokens_of = functools.partial(self._step_by_step, stream)
         else:
             self.lm.compile(
                 optimizer=None, loss=None, weighted_metrics=None, sampler=self.sampler
             )
-            make = self._at_once
+            tokens_of = self._at_once
         for start in range(0, len(samples), batch_size):
             batch = samples[start : start + batch_size]
             # Batches have one size; otherwise the last one would be compiled again.
             filled = batch + batch[-1:] * (batch_size - len(batch))
-            yield from make(batch, filled, speed)
+            for sample, token in tokens_of(batch, filled, speed):
+                if token is not None:
+                    yield sample, sample.add(token, self.stop_token_id)
+                if token is None or sample.has_ended:
+                    yield sample, sample.end()
+                    yield sample, None
 
     def _step_by_step(self, stream, batch, filled, speed):
-        growing = list(batch)
-        rows = {id(sample): row for row, sample in enumerate(batch)}
+        """Yields pairs of a sample and its next token, None after the last one."""
         for position, tokens in stream([sample.token_ids for sample in filled]):
-            new = [each for each in growing if position >= len(each.token_ids)]
+            new = [
+                (sample, token)
+                for sample, token in zip(batch, map(int, tokens))
+                if position >= len(sample.token_ids) and not sample.is_done
+            ]
             speed.add(len(new))
-            for sample in new:
-                token = int(tokens[rows[id(sample)]])
-                yield sample, sample.add(token, self.stop_token_id)
-                if sample.has_ended:
-                    growing.remove(sample)
-                    yield from _finish(sample)
-            if not growing:
+            yield from new
+            if all(sample.is_done for sample in batch):
                 return
-        for sample in growing:
-            yield from _finish(sample)
+        yield from ((sample, None) for sample in batch if not sample.is_done)
 
     def _at_once(self, batch, filled, speed):
+        """Yields what `_step_by_step` does, text after text."""
         inputs = self._inputs(filled)
         stop = None if self.stop_token_id is None else [self.stop_token_id]
         outputs = self.lm.make_generate_function()(inputs, stop_token_ids=stop)
@@ -221,11 +225,9 @@ class Continuation:
             mask[row, : len(sample.token_ids)] = False
         speed.add(int(mask[: len(batch)].sum()))
         for sample, ids, is_new in zip(batch, token_ids, mask):
-            for token in ids[is_new].tolist():
-                yield sample, sample.add(token, self.stop_token_id)
-                if sample.has_ended:
-                    break
-            yield from _finish(sample)
+            for token in [*ids[is_new].tolist(), None]:
+                if not sample.is_done:
+                    yield sample, token
 
     @property
     def _takes_sources(self):
@@ -245,11 +247,6 @@ class Continuation:
             token_ids[row, : len(sample.token_ids)] = sample.token_ids
             mask[row, : len(sample.token_ids)] = True
         return {"token_ids": token_ids, "padding_mask": mask}
-
-
-def _finish(sample):
-    yield sample, sample.end()
-    yield sample, None
 
 
 def make_samples(lm, prompts, num_samples, stop_strings=()):

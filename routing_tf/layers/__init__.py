@@ -5,9 +5,7 @@ it runs.
 """
 
 from routing_tf.layers.attention.mixed_attention import MixedAttention as MixedAttention
-from routing_tf.layers.attention.projection_config import (
-    ProjectionConfig as ProjectionConfig,
-)
+from routing_tf.layers.attention.projection import ProjectionConfig as ProjectionConfig
 from routing_tf.layers.attention.routing_attention import (
     RoutingAttention as RoutingAttention,
 )
@@ -39,8 +37,7 @@ from routing_tf.layers.heads.random import RandomHeads as RandomHeads
 from routing_tf.layers.heads.routed import RoutedHeads as RoutedHeads
 from routing_tf.layers.heads.sliding import SlidingHeads as SlidingHeads
 from routing_tf.layers.heads.strided import StridedHeads as StridedHeads
-from routing_tf.layers.routing.clustering import Clustering as Clustering
-from routing_tf.layers.routing.held_updates import hold_updates as hold_updates
+from routing_tf.layers.routing.online_kmeans import Clustering as Clustering
 from routing_tf.layers.routing.online_kmeans import OnlineKMeans as OnlineKMeans
 from routing_tf.layers.softmax.relative_position import (
     RelativePosition as RelativePosition,
@@ -48,6 +45,7 @@ from routing_tf.layers.softmax.relative_position import (
 from routing_tf.layers.softmax.scaled_dot_product import (
     ScaledDotProduct as ScaledDotProduct,
 )
-from routing_tf.layers.support.stated_gradients import (
+from routing_tf.layers.support.backends import (
     automatic_gradients as automatic_gradients,
 )
+from routing_tf.layers.support.parts_of_batches import hold_updates as hold_updates

@@ -14,8 +14,8 @@ import re
 import keras
 
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.support.serialization import deserialize
-from routing_tf.layers.support.serialization import serialize
+from routing_tf.layers.support.configs import deserialize
+from routing_tf.layers.support.configs import serialize
 from routing_tf.settings.ranges import PATTERN
 
 # Arguments with which blocks would draw the same.

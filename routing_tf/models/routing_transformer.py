@@ -6,7 +6,7 @@ from routing_tf import layers
 from routing_tf.files import safe_loading
 from routing_tf.layers.blocks.transformer_block import LAYER_NORM_EPSILON
 from routing_tf.layers.support.keras_internals import declare_call_argument
-from routing_tf.layers.support.segments import offsets_behind
+from routing_tf.layers.support.masks import offsets_behind
 from routing_tf.layers.support.validation import checked_index
 from routing_tf.models import initializers
 from routing_tf.models import stack

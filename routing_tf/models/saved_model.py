@@ -8,7 +8,7 @@ import inspect
 import keras
 import tensorflow as tf
 
-from routing_tf.layers.support.data_shapes import static_shapes
+from routing_tf.layers.support.backends import static_shapes
 from routing_tf.models import saved_functions
 from routing_tf.models import signatures
 from routing_tf.models.preset_backbone import check_format

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from keras import ops
 
-from routing_tf.layers.support import extremes
+from routing_tf.layers.support import tensors
 
 # Positive, for logarithms.
 _SMALLEST_UNIFORM = np.finfo("float32").tiny
@@ -33,7 +33,7 @@ def filtered_probabilities(logits, temperature=1.0, top_k=0, top_p=1.0):
     temperature = ops.cast(temperature, "float32")
     is_drawn = temperature > 0
     # A small temperature must not make the largest logit infinite.
-    logits -= extremes.largest(logits, axis=-1, keepdims=True)
+    logits -= tensors.largest(logits, axis=-1, keepdims=True)
     probabilities = ops.softmax(logits / ops.where(is_drawn, temperature, 1.0))
     values, order = ops.top_k(probabilities, k=vocabulary_size, sorted=True)
     ranks = ops.argsort(order, axis=-1)

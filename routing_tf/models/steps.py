@@ -8,7 +8,9 @@ tokens decide who is a member, each step computes the whole row again instead, w
 padding after the prefix.
 
 `continue_rows` continues rows in a compiled function, for `generate` and SavedModels;
-`stream` does so in Python, for endless texts and for progress that is shown.
+`stream` does so in Python, for endless texts and for progress that is shown. They are
+two because the loop is compiled in one and yields tokens in the other; also, that of a
+sampler may choose among beams.
 """
 
 import math
@@ -19,7 +21,7 @@ import keras_hub
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.support import extremes
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.models.compiled import compiled
 from routing_tf.models.compiled import compiled_once
@@ -184,7 +186,7 @@ def continue_rows(
     if reads:
         # A row starts after its first id, which is there in any case.
         lengths = ops.maximum(ops.sum(ops.cast(is_given, "int32"), axis=-1), 1)
-        index = ops.minimum(extremes.smallest(lengths), tokens.shape[1])
+        index = ops.minimum(tensors.smallest(lengths), tokens.shape[1])
         # The last of these tokens goes through the first step.
         number = index - 1 if steps.are_exact else index
         hidden, state = steps.read(tokens[:, :num_inputs], number, state)

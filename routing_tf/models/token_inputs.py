@@ -3,7 +3,7 @@
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.support.segments import check_fit
+from routing_tf.layers.support.masks import check_fit
 
 
 def known_ids(ids, vocabulary_size, where, mask=None):

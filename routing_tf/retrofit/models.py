@@ -4,7 +4,7 @@ import functools
 
 import keras
 
-from routing_tf.layers.support.serialization import serialize
+from routing_tf.layers.support.configs import serialize
 from routing_tf.retrofit import generation
 from routing_tf.retrofit import keras_hub_internals as internals
 from routing_tf.retrofit import swapping

@@ -3,8 +3,8 @@
 import keras
 
 from routing_tf.layers import MixedAttention
-from routing_tf.layers.support.serialization import deserialize
-from routing_tf.layers.support.serialization import serialize
+from routing_tf.layers.support.configs import deserialize
+from routing_tf.layers.support.configs import serialize
 
 
 def can_be_cloned(model):

@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers import FullHeads
-from routing_tf.layers.support.serialization import serialize
+from routing_tf.layers.support.configs import serialize
 from routing_tf.retrofit import calibration
 from routing_tf.retrofit.slots import made_group
 from routing_tf.retrofit.slots import settings_of

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.configs import ConfiguredLayer
 
 
 @keras.saving.register_keras_serializable("routing_tf")

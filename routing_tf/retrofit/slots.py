@@ -8,9 +8,9 @@ from keras import ops
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.attention.stepping import in_pieces
 from routing_tf.layers.heads.sliding import SlidingHeads
+from routing_tf.layers.support.configs import deserialize
+from routing_tf.layers.support.configs import serialize
 from routing_tf.layers.support.head_inputs import HeadInputs
-from routing_tf.layers.support.serialization import deserialize
-from routing_tf.layers.support.serialization import serialize
 from routing_tf.retrofit import keras_hub_internals as internals
 from routing_tf.retrofit import sequence_centroids
 

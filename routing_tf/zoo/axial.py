@@ -3,13 +3,13 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.tensors import cut_axis
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import is_integer
 from routing_tf.zoo.parts.chosen_blocks import side_by_side
@@ -100,7 +100,7 @@ class AxialHeads(OneSequenceHeads):
         def to_grid(x):
             """From `[B, H, length, ...]` to rows and columns; 0 after the end."""
             x = positions.restore(x) if is_grid else x
-            return blocks.break_into_blocks(x, width, axis=2)
+            return tensors.break_into_blocks(x, width, axis=2)
 
         real = to_grid(known_mask(inputs.value, inputs.value_mask))
         bias = None if inputs.token_bias is None else to_grid(inputs.token_bias)
@@ -109,7 +109,7 @@ class AxialHeads(OneSequenceHeads):
         attend = self._attend_criss_cross if is_cross else self._attend_along
         output = attend(*vectors, real, bias, inputs.use_causal_mask, training)
         if not is_grid:
-            return blocks.put_back_blocks(output, length, axis=2)
+            return tensors.put_back_blocks(output, length, axis=2)
         batch, heads, rows, columns, size = ops.shape(output)
         output = ops.reshape(output, (batch, heads, rows * columns, size))
         return positions.arrange(output)

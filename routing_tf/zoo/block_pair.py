@@ -4,13 +4,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import num_parts
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import library
+from routing_tf.layers.support.tensors import num_parts
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import is_integer
@@ -113,18 +113,18 @@ class BlockPairHeads(OneSequenceHeads):
         queries = ops.broadcast_to(places, (batch, self.num_heads, *ops.shape(places)))
         bias = None
         if inputs.value_mask is not None:
-            real = gathering.gather_entries(inputs.value_mask, keys, length)
+            real = tensors.gather_entries(inputs.value_mask, keys, length)
             mask = combine_masks(mask, real)
         if inputs.token_bias is not None:
-            bias = gathering.gather_entries(inputs.token_bias, keys, length)
+            bias = tensors.gather_entries(inputs.token_bias, keys, length)
             bias = bias[..., None, :]
         distances = None
         if self.max_relative_position is not None:
             distances = keys[..., None, :] - queries[..., None]
         output = self.dot_product(
-            gathering.gather(inputs.query, queries),
-            gathering.gather(inputs.key, keys),
-            gathering.gather(inputs.value, keys),
+            tensors.gather(inputs.query, queries),
+            tensors.gather(inputs.key, keys),
+            tensors.gather(inputs.value, keys),
             attention_mask=mask[..., None, :],
             bias=bias,
             distances=distances,
@@ -136,7 +136,7 @@ class BlockPairHeads(OneSequenceHeads):
         slot = block * size + position - start
         slot = ops.broadcast_to(slot, (batch, self.num_heads, length))
         shape = (batch, self.num_heads, self.num_blocks * size, output.shape[-1])
-        return gathering.gather(ops.reshape(output, shape), slot)
+        return tensors.gather(ops.reshape(output, shape), slot)
 
     def permutation_of_each_head(self):
         """Returns which block the queries of each block see, in NumPy.

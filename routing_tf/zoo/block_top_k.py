@@ -6,13 +6,13 @@ from keras import ops
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import chosen_blocks
@@ -312,7 +312,7 @@ def _in_blocks(x, like, first):
 
 def _read(x, blocks):
     """From `[B, H, G, S, D]` to `[B, H, K * S, D]`, given the blocks `[B, H, K]`."""
-    read = gathering.gather_blocks(x, blocks)
+    read = tensors.gather_blocks(x, blocks)
     batch, heads, count, size, dim = ops.shape(read)
     return ops.reshape(read, (batch, heads, count * size, dim))
 

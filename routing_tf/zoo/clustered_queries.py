@@ -7,15 +7,14 @@ from keras import ops
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.blocks import running_sum
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import known_mask
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
+from routing_tf.layers.support.tensors import running_sum
+from routing_tf.layers.support.tensors import smaller
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
@@ -136,13 +135,13 @@ class ClusteredQueryHeads(HeadGroup):
         members = _members_of(cluster, real, self.num_clusters)
         weights = self._weights_of_clusters(inputs, members)
         if self.num_keys is None:
-            return gathering.gather(self._sums(weights, inputs, training), cluster)
+            return tensors.gather(self._sums(weights, inputs, training), cluster)
         length = length_of(inputs.value, 2)
         shares, keys = backends.top_k(weights, smaller(self.num_keys, length))
         rest = ops.where(is_among(keys, length), 0.0, weights)
-        sums = gathering.gather(self._sums(rest, inputs, training), cluster)
-        share = ops.sum(gathering.gather(shares, cluster), axis=-1)
-        keys = gathering.gather(keys, cluster)
+        sums = tensors.gather(self._sums(rest, inputs, training), cluster)
+        share = ops.sum(tensors.gather(shares, cluster), axis=-1)
+        keys = tensors.gather(keys, cluster)
         return sums + self._read_keys(inputs, keys, share, training)
 
     def clusters(self, query, real):
@@ -197,11 +196,11 @@ class ClusteredQueryHeads(HeadGroup):
 
         These are `<int32>[B, H, length, keys]`, the share is `<float32>[B, H, length]`.
         """
-        key, value = (gathering.gather(x, places) for x in (inputs.key, inputs.value))
+        key, value = (tensors.gather(x, places) for x in (inputs.key, inputs.value))
         logits = ops.matmul(key, inputs.query[..., None])[..., 0]
         memory_length = length_of(inputs.value, 2)
         mask, bias = (
-            None if x is None else gathering.gather_entries(x, places, memory_length)
+            None if x is None else tensors.gather_entries(x, places, memory_length)
             for x in (inputs.value_mask, inputs.token_bias)
         )
         weights = self._softmax(ops.cast(logits, "float32"), mask, bias)
@@ -242,7 +241,7 @@ def _members_of(cluster, real, num_clusters):
 def _nearest(bits, centroids):
     # Twice the Hamming distance is the number of bits minus this.
     products = ops.matmul(bits, ops.swapaxes(centroids, -1, -2))
-    return extremes.place_of_largest(products)
+    return tensors.place_of_largest(products)
 
 
 def _first_centroids(bits, real, num_clusters):

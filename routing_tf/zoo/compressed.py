@@ -3,11 +3,11 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.tensors import product
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -180,7 +180,7 @@ class CompressedHeads(SummaryHeads):
             return _mean(x, real)
         if self.compression == "max":
             least = ops.cast(large_negative(x.dtype), x.dtype)
-            largest = extremes.largest(ops.where(real, x, least), axis=-2)
+            largest = tensors.largest(ops.where(real, x, least), axis=-2)
             return ops.where(ops.any(real, axis=-2), largest, 0)
         batch, heads, num_blocks, ratio, dim = ops.shape(x)
         weights = {

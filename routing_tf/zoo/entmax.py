@@ -7,8 +7,8 @@ import keras
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.zoo.thresholds import ThresholdHeads
 
 __all__ = [
@@ -247,7 +247,7 @@ def entmax(logits, alpha):
     excess = ops.maximum(ops.cast(alpha, "float32") - 1, LEAST_EXCESS)
     exact = ops.cast(logits, "float32")
     # A constant does not change the weights, so it needs no gradient.
-    largest = ops.stop_gradient(extremes.largest(exact, axis=-1, keepdims=True))
+    largest = ops.stop_gradient(tensors.largest(exact, axis=-1, keepdims=True))
     # Hidden keys may be infinitely far below, and alpha would have no gradient.
     scores = excess * ops.maximum(exact - largest, FURTHEST)
     power = 1 / excess

@@ -16,15 +16,15 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import pending_keys
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.blocks import break_into_blocks
-from routing_tf.layers.support.blocks import put_back_blocks
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.tensors import break_into_blocks
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
+from routing_tf.layers.support.tensors import put_back_blocks
+from routing_tf.layers.support.tensors import smaller
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -48,7 +48,7 @@ def sums_of_keys(key, value, scale=None):
     """
     largest = None
     if scale is not None:
-        largest = ops.stop_gradient(extremes.largest(scale, axis=-1))
+        largest = ops.stop_gradient(tensors.largest(scale, axis=-1))
         value = value * ops.exp(scale - largest[..., None])[..., None]
     return ops.matmul(ops.swapaxes(key, -1, -2), value), largest
 
@@ -110,7 +110,7 @@ def running_largest(scale):
     """Returns the largest one of scales `[..., L]` up to each place, for a few."""
     places = numbers(length_of(scale, -1))
     pairs = ops.where(places <= places[:, None], scale[..., None, :], NOTHING)
-    return extremes.largest(pairs, axis=-1)
+    return tensors.largest(pairs, axis=-1)
 
 
 def _before(sums, largest):
@@ -137,7 +137,7 @@ def _flat_before(sums, largest):
         return put_back_blocks(inside, chunks, axis=2), None
     group_largest = break_into_blocks(largest, GROUP_SIZE, axis=2)
     inside, largest_inside = _before_in_group(grouped, group_largest)
-    whole = extremes.largest(group_largest, axis=-1)
+    whole = tensors.largest(group_largest, axis=-1)
     factors = ops.exp(group_largest - whole[..., None])
     totals = ops.sum(grouped * factors[..., None], axis=3)
     outside, largest_outside = (x[:, :, :, None] for x in _flat_before(totals, whole))
@@ -157,7 +157,7 @@ def _before_in_group(sums, largest):
     if largest is None:
         return ops.matmul(ops.cast(is_before, sums.dtype), sums), None
     pairs = ops.where(is_before, largest[..., None, :], NOTHING)
-    largest = extremes.largest(pairs, axis=-1)
+    largest = tensors.largest(pairs, axis=-1)
     pairs = ops.where(is_before, pairs - largest[..., None], NOTHING)
     return product(ops.exp(pairs), sums), largest
 
@@ -393,7 +393,7 @@ class FeatureMapHeads(HeadGroup):
             both = ops.concatenate([ops.sin(angles), ops.cos(angles)], axis=-1)
             return both * self.num_features**-0.5, None
         products = product(x, ops.swapaxes(vectors, -1, -2))
-        largest = ops.stop_gradient(extremes.largest(products, axis=-1))
+        largest = ops.stop_gradient(tensors.largest(products, axis=-1))
         features = ops.exp(products - largest[..., None])
         return features, largest - ops.sum(ops.square(x), axis=-1) / 2.0
 

@@ -4,17 +4,17 @@ import keras
 from keras import ops
 
 from routing_tf.layers import ScaledDotProduct
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.initializers import cloned
-from routing_tf.layers.support.lengths import as_numbers
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.tensors import as_numbers
+from routing_tf.layers.support.tensors import cut_axis
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import library
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import smaller
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import is_integer
@@ -224,8 +224,8 @@ class GlobalHeads(OneSequenceHeads):
         if self.attention_window is not None:
             block = self.attention_window // (1 if inputs.use_causal_mask else 2) or 1
             block = min(block, length) if is_known(length) else block
-        query = blocks.break_into_blocks(inputs.query, block, axis=2)
-        places = blocks.break_into_blocks(numbers(length), block, axis=0)
+        query = tensors.break_into_blocks(inputs.query, block, axis=2)
+        places = tensors.break_into_blocks(numbers(length), block, axis=0)
         parts = []
         if self.attention_window is not None:
             parts.append(self._window_part(inputs, length, block))
@@ -247,7 +247,7 @@ class GlobalHeads(OneSequenceHeads):
             distances=side_by_side(distances, ops.shape(places)) if relative else None,
             training=training,
         )
-        return blocks.put_back_blocks(output, length, axis=2)
+        return tensors.put_back_blocks(output, length, axis=2)
 
     def _window_part(self, inputs, length, block):
         """Returns how keys come to the windows, which queries see them, and distances.
@@ -264,8 +264,8 @@ class GlobalHeads(OneSequenceHeads):
         flange = [0 if is_one_block else min(n, 1) for n in (before, after)]
 
         def arrange(x):
-            cut = blocks.break_into_blocks(x, block, axis=2)
-            return blocks.memory_windows(cut, flange[:1], flange[1:], axis=2)
+            cut = tensors.break_into_blocks(x, block, axis=2)
+            return tensors.memory_windows(cut, flange[:1], flange[1:], axis=2)
 
         places = numbers(length)[:, None]
         is_local = library(length).all(places != self._positions(), axis=1)

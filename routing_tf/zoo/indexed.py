@@ -9,22 +9,22 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
-from routing_tf.layers.routing.held_updates import update_or_hold
-from routing_tf.layers.softmax.rotary_position import rotate
-from routing_tf.layers.support import batch_losses
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support import key_shift as shift
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.blocks import put_back_blocks
-from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.softmax.queries_and_keys import rotate
+from routing_tf.layers.support import head_inputs as shift
+from routing_tf.layers.support import parts_of_batches
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.keras_internals import OwnLosses
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.parts_of_batches import update_or_hold
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
+from routing_tf.layers.support.tensors import put_back_blocks
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_optional_integer
@@ -311,10 +311,10 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         batch, heads = ops.shape(inputs.query)[:2]
         own = ops.broadcast_to(chosen[:, None], (batch, heads, *ops.shape(chosen)[1:]))
         query = ops.take(inputs.query, places, axis=2)[:, :, :, None]
-        key, value = (gathering.gather(x, own) for x in (inputs.key, inputs.value))
+        key, value = (tensors.gather(x, own) for x in (inputs.key, inputs.value))
         bias = inputs.token_bias
         if bias is not None:
-            bias = gathering.gather_entries(bias, own, length)[..., None, :]
+            bias = tensors.gather_entries(bias, own, length)[..., None, :]
         pairs = {
             "attention_mask": exists[:, None, :, None],
             "bias": bias,
@@ -322,7 +322,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         }
         if learns:
             target = self._mean_weights(query, key, **pairs)[:, :, 0]
-            read = gathering.gather(index.key[:, None], chosen[:, None])[:, 0]
+            read = tensors.gather(index.key[:, None], chosen[:, None])[:, 0]
             self._learn(inputs, index._replace(key=read).scores(), target, exists)
         output = self.dot_product(query, key, value, **pairs, training=training)
         return output[:, :, :, 0]
@@ -398,8 +398,8 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         total, number = ops.sum(divergence * counts), ops.sum(counts)
         if inputs.adds_losses:
             own = [self.indexer_loss_weight * total]
-            batch_losses.add_batch_loss(
-                self, "indexer_loss", own, [number], batch_losses.mean
+            parts_of_batches.add_batch_loss(
+                self, "indexer_loss", own, [number], parts_of_batches.mean
             )
         update_or_hold(self, [ops.stop_gradient(total), number])
 
@@ -407,7 +407,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         """Counts a training step; see `OnlineKMeans.move`."""
         total, number = statistics
         self.training_steps.assign_add(1.0)
-        self.indexer_loss.assign(batch_losses.mean([total], [number]))
+        self.indexer_loss.assign(parts_of_batches.mean([total], [number]))
 
     def make_cache(self, batch_size, max_length, positions=None):
         """Returns an empty cache with room for `max_length` tokens.
@@ -451,7 +451,7 @@ class IndexedHeads(ReadsFeatures, HeadGroup, OwnLosses):
         chosen = ops.where(exists, chosen, 0)
         shape = (*ops.shape(new.key)[:1], self.num_key_heads, *ops.shape(chosen)[1:])
         places = ops.broadcast_to(chosen[:, None], shape)
-        keys, values = (gathering.gather(cache[x], places) for x in ("keys", "values"))
+        keys, values = (tensors.gather(cache[x], places) for x in ("keys", "values"))
         output = rows.attend_to_rows(
             self,
             inputs.query[:, :, :, None],

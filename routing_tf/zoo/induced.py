@@ -4,8 +4,8 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer

@@ -4,10 +4,10 @@ import keras
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.masks import without_padding
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.tensors import product
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer

@@ -4,8 +4,8 @@ import keras
 from keras import ops
 
 from routing_tf.layers.softmax.softmax_attention import softmax
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.masks import large_negative
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer

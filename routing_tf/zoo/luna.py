@@ -7,12 +7,12 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.softmax.softmax_attention import softmax
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.blocks import running_sum
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import known_mask
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
+from routing_tf.layers.support.tensors import running_sum
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
 from routing_tf.zoo.feature_map import running_sums

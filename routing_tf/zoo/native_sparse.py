@@ -8,13 +8,13 @@ from keras import ops
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
 from routing_tf.layers.softmax.softmax_attention import softmax
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.initializers import cloned
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
@@ -286,7 +286,7 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         mask = known_mask(inputs.value, inputs.value_mask)
         # As many strides as in all whole blocks to choose from.
         key, value, mask = (
-            blocks.pad_to_multiple(x, self.block_length, axis=2)
+            tensors.pad_to_multiple(x, self.block_length, axis=2)
             for x in (inputs.key, inputs.value, mask)
         )
         mask = self.key_compression.blocks_of(mask)
@@ -377,7 +377,7 @@ class NativeSparseHeads(ReadsFeatures, HeadGroup):
         branches = self.branches(inputs)
         summaries = to_rows(self.summaries(branches["compressed"]))
         new = {"tokens": self._tokens(branches), "summaries": summaries}
-        padded = blocks.pad_to_multiple
+        padded = tensors.pad_to_multiple
         return {name: padded(x, cache[name].shape[2], 2) for name, x in new.items()}
 
     def step(self, cache, index, inputs):

@@ -6,13 +6,13 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.softmax.softmax_attention import softmax
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.blocks import break_into_blocks
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.tensors import break_into_blocks
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.zoo.parts import refusals
@@ -198,8 +198,8 @@ def _weights(query, key, mask):
 def _pseudo_inverse(x, num_iterations):
     """Approximates the Moore-Penrose inverse of `<float32>[..., size, size]`."""
     sizes = ops.abs(x)
-    scale = extremes.largest(ops.sum(sizes, axis=-1), axis=-1)
-    scale = scale * extremes.largest(ops.sum(sizes, axis=-2), axis=-1)
+    scale = tensors.largest(ops.sum(sizes, axis=-1), axis=-1)
+    scale = scale * tensors.largest(ops.sum(sizes, axis=-2), axis=-1)
     # Zero where there is no token, and no inverse.
     scale = ops.where(scale > 0, scale, 1.0)
     inverse = ops.swapaxes(x, -1, -2) / scale[..., None, None]

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -114,7 +114,7 @@ class RandomBlockHeads(OneSequenceHeads):
         def drawn(x):
             """From `[batch, heads or 1, length, ...]` to `[..., block, slots, ...]`."""
             x = ops.broadcast_to(x, (ops.shape(x)[0], self.num_heads, *x.shape[2:]))
-            cut = blocks.break_into_blocks(x, size, axis=2)
+            cut = tensors.break_into_blocks(x, size, axis=2)
             batch, _, _, _, *rest = ops.shape(cut)
             cut = ops.reshape(cut, (batch, self.num_heads * num_blocks, size, *rest))
             slots = self.num_random_blocks * size
@@ -133,7 +133,7 @@ class RandomBlockHeads(OneSequenceHeads):
             queries = np.reshape(queries, (num_blocks, size, 1))
             distances = ops.subtract(keys, queries)
         output = self.dot_product(
-            blocks.break_into_blocks(inputs.query, size, axis=2),
+            tensors.break_into_blocks(inputs.query, size, axis=2),
             drawn(inputs.key),
             drawn(inputs.value),
             attention_mask=mask,
@@ -141,7 +141,7 @@ class RandomBlockHeads(OneSequenceHeads):
             distances=distances,
             training=training,
         )
-        return blocks.put_back_blocks(output, length, axis=2)
+        return tensors.put_back_blocks(output, length, axis=2)
 
     def make_cache(self, batch_size, max_length, positions=None):
         cache = super().make_cache(batch_size, max_length, positions)

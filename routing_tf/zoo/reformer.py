@@ -8,7 +8,7 @@ from keras import ops
 from routing_tf.layers import HashedHeads
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches import rows
-from routing_tf.layers.heads.refusals import refuse_segments
+from routing_tf.layers.heads.head_group import refuse_segments
 from routing_tf.layers.routing import exploring
 from routing_tf.layers.routing import rings
 from routing_tf.layers.routing.cluster_order import ranks_in_clusters
@@ -16,10 +16,10 @@ from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.last_members import joined_cluster
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
@@ -165,7 +165,7 @@ class ReformerHeads(HashedHeads):
             return super().buckets(tokens)
         products = self.products(tokens)
         products = ops.concatenate([products, -products], axis=-1)
-        return extremes.place_of_largest(products)
+        return tensors.place_of_largest(products)
 
     def vectors(self, inputs):
         if self.normalization == "layer":

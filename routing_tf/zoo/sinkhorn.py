@@ -4,13 +4,13 @@ import keras
 from keras import ops
 
 from routing_tf.layers.caches import rows
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import known_mask
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.tensors import cut_axis
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_positive_number
@@ -147,7 +147,7 @@ class SinkhornHeads(OneSequenceHeads):
             attention_mask=ops.concatenate(mask, axis=-1),
             training=training,
         )
-        return blocks.put_back_blocks(output, length, axis=2)
+        return tensors.put_back_blocks(output, length, axis=2)
 
     def sorting(self, query, key, real, use_causal_mask, training=False):
         """Returns the matrix that sorts blocks.
@@ -241,7 +241,7 @@ class SinkhornHeads(OneSequenceHeads):
         return {"rows": rows.of_inputs(self, inputs), "queries": inputs.query}
 
     def _in_blocks(self, x):
-        return blocks.break_into_blocks(x, self.block_length, axis=2)
+        return tensors.break_into_blocks(x, self.block_length, axis=2)
 
     def _noise(self, scores):
         """Returns Gumbel noise of the shape of the scores."""

@@ -5,13 +5,13 @@ from keras import ops
 
 from routing_tf.layers import HeadGroup
 from routing_tf.layers.caches.rows import make_rows
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.initializers import cloned
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.masks import combine_masks
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer

@@ -11,17 +11,17 @@ from keras import ops
 from routing_tf.layers.caches import rows
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing import rings
-from routing_tf.layers.routing.clustering import Clustering
-from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.routing.last_members import LastMembers
-from routing_tf.layers.routing.routed_tokens import Assignment
+from routing_tf.layers.routing.online_kmeans import Clustering
+from routing_tf.layers.routing.rule import Assignment
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import num_parts
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.parts_of_batches import update_or_hold
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import num_parts
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate
 
@@ -365,7 +365,7 @@ class AboveThreshold(LastMembers):
         cache, tokens = self._offered(cache, index, tokens)
         asks, read = (
             # where the cluster of the key serves its queries
-            key_heads.for_queries(x, tokens.query.shape[1])
+            head_inputs.for_queries(x, tokens.query.shape[1])
             for x in self._best(tokens.of_queries.scores)
         )
         is_member, clusters = self._joined(tokens)

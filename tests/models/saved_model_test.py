@@ -14,7 +14,7 @@ import tensorflow as tf
 from routing_tf import models
 from routing_tf import tokenizers
 from routing_tf.cli import export
-from routing_tf.layers.support import data_shapes
+from routing_tf.layers.support import backends
 from routing_tf.models.token_scorer import TokenScorer
 from tests import command_line
 from tests import tracing
@@ -123,13 +123,13 @@ def exported(lm, folder):
     save, called = tf.saved_model.save, []
 
     def save_for_xla(*arguments, **options):
-        called.append(data_shapes.may_follow_data())
+        called.append(backends.may_follow_data())
         save(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0"])
         patch.setattr(tf.saved_model, "save", save_for_xla)
-        assert data_shapes.may_follow_data()
+        assert backends.may_follow_data()
         result = load_and_listen(lm, folder)
     assert called == [False]
     return result
@@ -458,7 +458,7 @@ def test_other_formats_are_left_to_keras(tmp_path, monkeypatch):
     calls = []
 
     def export(self, *arguments):
-        calls.append((*arguments, data_shapes.may_follow_data()))
+        calls.append((*arguments, backends.may_follow_data()))
 
     monkeypatch.setattr(keras.Model, "export", export)
     monkeypatch.setattr(keras.distribution, "list_devices", lambda: ["cpu:0"])

@@ -10,7 +10,7 @@ from routing_tf.layers.blocks.feed_forward import ACTIVATIONS
 from routing_tf.layers.heads.clustered import QUERY_CLUSTERS
 from routing_tf.layers.heads.routed import ROUTING_SCOPES
 from routing_tf.layers.heads.routed import ROUTINGS
-from routing_tf.layers.routing.clustering import CENTROID_INITIALIZATIONS
+from routing_tf.layers.routing.online_kmeans import CENTROID_INITIALIZATIONS
 from routing_tf.layers.softmax.fused_attention import IMPLEMENTATIONS
 from routing_tf.models import Hyperparameters
 from routing_tf.optimizers.schedules import FACTORS

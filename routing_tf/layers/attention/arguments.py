@@ -7,10 +7,10 @@ from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support.backends import IS_TORCH
-from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support.configs import deserialize
+from routing_tf.layers.support.masks import check_integers
 from routing_tf.layers.support.masks import combine_masks
-from routing_tf.layers.support.segments import check_integers
-from routing_tf.layers.support.serialization import deserialize
+from routing_tf.layers.support.tensors import is_known
 
 #: Arguments of Keras's attention that have another name or no meaning here.
 OF_KERAS = {

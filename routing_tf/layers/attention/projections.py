@@ -6,14 +6,14 @@ from functools import partial
 from keras import ops
 
 from routing_tf.layers.attention import arguments
-from routing_tf.layers.attention.low_rank import LowRankAdaptation
+from routing_tf.layers.attention.projection import LowRankAdaptation
 from routing_tf.layers.attention.projection import Projection
-from routing_tf.layers.support.axes import split_axis
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.head_inputs import HeadInputs
-from routing_tf.layers.support.initializers import cloned
-from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.masks import Segments
 from routing_tf.layers.support.positions import Positions
-from routing_tf.layers.support.segments import Segments
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import split_axis
 from routing_tf.layers.support.validation import static_length
 
 # What Keras quantizes; the matrix that all heads share is small.

@@ -6,14 +6,14 @@ import itertools
 import keras
 from keras import ops
 
-from routing_tf.layers.routing.held_updates import hold_updates
-from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
-from routing_tf.layers.support.batch_losses import add_batch_loss
-from routing_tf.layers.support.batch_losses import hold_losses
 from routing_tf.layers.support.keras_internals import disown
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.layers.support.keras_internals import without_autocast
+from routing_tf.layers.support.parts_of_batches import add_batch_loss
+from routing_tf.layers.support.parts_of_batches import hold_losses
+from routing_tf.layers.support.parts_of_batches import hold_updates
+from routing_tf.layers.support.parts_of_batches import update_or_hold
 
 
 def call_and_forget(layer, function, tensors, parts=None):

@@ -5,7 +5,7 @@ import keras
 from routing_tf.layers.attention.mixed_attention import MixedAttention
 from routing_tf.layers.heads.local import LocalHeads
 from routing_tf.layers.heads.routed import RoutedHeads
-from routing_tf.layers.routing.clustering import Clustering
+from routing_tf.layers.routing.online_kmeans import Clustering
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer

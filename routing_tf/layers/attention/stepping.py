@@ -10,9 +10,9 @@ from routing_tf.layers.caches import next_token
 from routing_tf.layers.caches.rows import last_token
 from routing_tf.layers.support.backends import longest_integer
 from routing_tf.layers.support.head_inputs import HeadInputs
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import Segments
 from routing_tf.layers.support.positions import Positions
-from routing_tf.layers.support.segments import Segments
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
 

@@ -6,17 +6,17 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.gathering import dense_take
-from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.keras_internals import build_at_init
 from routing_tf.layers.support.keras_internals import declare_call_argument
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.segments import Segments
-from routing_tf.layers.support.segments import check_fit
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.masks import Segments
+from routing_tf.layers.support.masks import check_fit
+from routing_tf.layers.support.tensors import dense_take
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate

@@ -7,11 +7,11 @@ from keras import ops
 
 from routing_tf.layers.blocks.embeddings import GridEmbedding
 from routing_tf.layers.blocks.embeddings import TokenEmbedding
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
 from routing_tf.layers.support.positions import Positions
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
@@ -200,7 +200,7 @@ class SubpixelEmbedding(ConfiguredLayer):
     def _shift(self, images):
         """Gives each sub-pixel the value of the previous one, and 0 to the first."""
         values = ops.reshape(images, (-1, math.prod(images.shape[1:])))
-        values = blocks.shift_right(self.order.arrange(values, axis=1))
+        values = tensors.shift_right(self.order.arrange(values, axis=1))
         return ops.reshape(self.order.restore(values, axis=1), ops.shape(images))
 
     def lengths(self, images_shape):

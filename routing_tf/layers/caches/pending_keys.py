@@ -11,10 +11,10 @@ import dataclasses
 from keras import ops
 
 from routing_tf.layers.caches.rows import last_token
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.tensors import numbers
 
 # The first token does not follow it either.
 NO_POSITION = -2
@@ -106,5 +106,5 @@ def _held(x, place, is_new, old):
     """Returns `[B, H, 1, ...]` at places `[B, 1]`, or `old` where none is new."""
     if x.shape[2] > 1:
         index = ops.broadcast_to(place[..., None], (*ops.shape(x)[:2], 1))
-        x = gathering.gather(x, index)
+        x = tensors.gather(x, index)
     return x if old is None else ops.where(is_new[..., None, None], x, old)

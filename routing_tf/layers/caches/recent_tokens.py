@@ -4,9 +4,9 @@ from keras import ops
 
 from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.caches import rows
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import known_mask
+from routing_tf.layers.support.tensors import numbers
 
 
 def make(group, batch_size, num_tokens):
@@ -106,7 +106,7 @@ def _remembered(cache, index, new_rows, real):
     is_new = positions >= index
     places = ops.clip(positions - index, 0, new_rows.shape[2] - 1)[:, None]
     places = ops.broadcast_to(places, (ops.shape(places)[0], heads, num_tokens))
-    new_rows = gathering.gather(new_rows, places)
+    new_rows = tensors.gather(new_rows, places)
     return {
         **cache,
         "rows": ops.where(is_new[:, None, :, None], new_rows, cache["rows"]),

@@ -3,11 +3,11 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 
 
 def row_size(group):
@@ -68,7 +68,7 @@ def attend_to_rows(group, query, rows, visible, distances, bias=None, **options)
     rows. Other options are those of the dot product.
     """
     if rows.shape[1] != query.shape[1]:
-        rows = key_heads.for_queries(rows, query.shape[1])
+        rows = head_inputs.for_queries(rows, query.shape[1])
     key, value, own_bias, real = split_rows(group, rows)
     own_bias = own_bias[..., None, :]
     bias = own_bias if bias is None else bias + ops.cast(own_bias, bias.dtype)
@@ -90,4 +90,4 @@ def attend_to_rows(group, query, rows, visible, distances, bias=None, **options)
 def last_token(mask):
     """Returns the last True position on the last axis of a mask, or -1."""
     positions = numbers(length_of(mask, -1))
-    return extremes.largest(ops.where(mask, positions, -1), axis=-1)
+    return tensors.largest(ops.where(mask, positions, -1), axis=-1)

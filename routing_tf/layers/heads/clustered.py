@@ -8,19 +8,19 @@ from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.routing import exploring
 from routing_tf.layers.routing import membership
 from routing_tf.layers.routing import segment_members
-from routing_tf.layers.routing.best_cluster import BestCluster
+from routing_tf.layers.routing.inside_clusters import BestCluster
+from routing_tf.layers.routing.inside_clusters import BestClusterOfSegment
 from routing_tf.layers.routing.inside_clusters import InsideClusters
-from routing_tf.layers.routing.inside_segments import BestClusterOfSegment
-from routing_tf.layers.routing.inside_segments import InsideSegments
+from routing_tf.layers.routing.inside_clusters import InsideSegments
 from routing_tf.layers.routing.online_kmeans import OnlineKMeans
 from routing_tf.layers.routing.online_kmeans import normalize
-from routing_tf.layers.routing.routed_tokens import Assignment
-from routing_tf.layers.routing.routed_tokens import RoutedTokens
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.key_shift import read_next_values
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.routing.rule import Assignment
+from routing_tf.layers.routing.rule import RoutedTokens
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.head_inputs import read_next_values
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import smaller
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
@@ -179,7 +179,7 @@ class ClusteredHeads(HeadGroup):
         number, own = self.num_key_value_heads, streams
         is_grouped = number < self.num_heads and self.remembers_key_heads
         if is_grouped:
-            streams = [key_heads.in_one_sequence(x, number) for x in own]
+            streams = [head_inputs.in_one_sequence(x, number) for x in own]
             masks = [
                 None if mask is None else ops.tile(mask, (1, 1, x.shape[1] // number))
                 for mask, x in zip(masks, own, strict=True)
@@ -187,7 +187,7 @@ class ClusteredHeads(HeadGroup):
         scores = self.scores(streams, masks, training, adds_losses)
         if is_grouped:
             scores = [
-                key_heads.in_heads(*each) for each in zip(scores, own, strict=True)
+                head_inputs.in_heads(*each) for each in zip(scores, own, strict=True)
             ]
         return [Assignment(own, self.num_clusters) for own in scores]
 

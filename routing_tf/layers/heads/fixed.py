@@ -6,17 +6,17 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.heads import refusals
+from routing_tf.layers.heads import head_group
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import as_numbers
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
-from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.masks import segment_mask
+from routing_tf.layers.support.tensors import as_numbers
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import library
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
@@ -123,7 +123,7 @@ class FixedHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        inputs = refusals.of_one_length(inputs, "fixed heads pair blocks of the two")
+        inputs = head_group.of_one_length(inputs, "fixed heads pair blocks of the two")
         bias = None
         if inputs.token_bias is not None:
             bias = self._slots(inputs.token_bias)[..., None, :]
@@ -135,7 +135,7 @@ class FixedHeads(HeadGroup):
             bias=bias,
             training=training,
         )
-        return blocks.put_back_blocks(output, length, axis=2)
+        return tensors.put_back_blocks(output, length, axis=2)
 
     def sees(self, query, keys, cache):
         size = self.block_length
@@ -159,7 +159,7 @@ class FixedHeads(HeadGroup):
         return (last - turn * columns).astype("int32")
 
     def _blocks(self, x):
-        return blocks.break_into_blocks(x, self.block_length, axis=2)
+        return tensors.break_into_blocks(x, self.block_length, axis=2)
 
     def _slots(self, x):
         """The keys of each block: its own tokens, if heads see them, and all summaries.

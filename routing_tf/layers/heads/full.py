@@ -4,7 +4,7 @@ import keras
 
 from routing_tf.layers.heads.head_group import HeadGroup
 from routing_tf.layers.support.masks import combine_masks
-from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.masks import segment_mask
 
 
 @keras.saving.register_keras_serializable("routing_tf")

@@ -7,10 +7,10 @@ from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing import segment_members
 from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.routing.last_members import LastMembers
-from routing_tf.layers.routing.routed_tokens import Assignment
-from routing_tf.layers.support.gathering import entries_at
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.routing.rule import Assignment
+from routing_tf.layers.support.tensors import entries_at
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import is_integer
 
 

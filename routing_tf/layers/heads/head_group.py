@@ -5,23 +5,22 @@ import dataclasses
 import keras
 from keras import ops
 
-from routing_tf.layers.heads.refusals import refuse_comparison
-from routing_tf.layers.heads.refusals import refuse_segments
 from routing_tf.layers.heads.stepwise import Stepwise
-from routing_tf.layers.softmax import root_mean_square
-from routing_tf.layers.softmax.rotary_position import consecutive
-from routing_tf.layers.softmax.rotary_position import rotate
+from routing_tf.layers.softmax import queries_and_keys
+from routing_tf.layers.softmax.queries_and_keys import consecutive
+from routing_tf.layers.softmax.queries_and_keys import rotate
 from routing_tf.layers.softmax.scaled_dot_product import ScaledDotProduct
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support import key_shift as shift
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support import head_inputs as shift
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import deserialize
 from routing_tf.layers.support.head_inputs import HeadInputs
 from routing_tf.layers.support.keras_internals import layers_inside
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import of_length
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import deserialize
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import of_length
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
@@ -34,6 +33,40 @@ from routing_tf.layers.support.validation import initializer
 # Hides a token from all queries that see another one.
 LEAST_WEIGHTED_BIAS = -5e8
 TOKEN_BIAS_WEIGHTS = (None, "fixed", "trainable")
+
+
+def of_one_length(inputs, reason):
+    """Returns `HeadInputs` whose value is as long as the query, as far as is known.
+
+    Raises a `ValueError` if it is not.
+    """
+    length, memory_length = length_of(inputs.query, 2), length_of(inputs.value, 2)
+    if is_known(length, memory_length) and length != memory_length:
+        raise ValueError(
+            f"`query` and `value` must have the same length: {reason}. Received: "
+            f"lengths {length} and {memory_length}. Use `FullHeads` or `RoutedHeads` "
+            "for another sequence"
+        )
+    return dataclasses.replace(inputs, value=of_length(inputs.value, 2, length))
+
+
+def refuse_comparison(group, name, neutral, value):
+    """Raises the `ValueError` of heads whose weights are not a softmax of products."""
+    raise ValueError(
+        f"`{name}` must be {neutral} for {type(group).__name__}: not all of their "
+        "weights are a softmax of products of queries and keys. Received: "
+        f"{name}={value!r} for {group.name!r}. Leave it out, or use heads such as "
+        "`RoutedHeads` or `LocalHeads`"
+    )
+
+
+def refuse_segments(group, reason):
+    """Raises the `ValueError` of heads that cannot have `segment_ids`."""
+    raise ValueError(
+        f"`segment_ids` cannot be used with `{type(group).__name__}`: {reason}. "
+        f"Received: segment_ids for {group.name!r}. Leave them out, with one document "
+        "in each row, or use heads such as `RoutedHeads` or `LocalHeads`"
+    )
 
 
 class HeadGroup(Stepwise, ConfiguredLayer):
@@ -328,7 +361,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
         # Projections have already multiplied queries by the factor.
         given = (query, self.query_scale, self.key_dim**-0.5), (key, self.key_scale)
         return [
-            None if x is None else root_mean_square.normalized(x, *options)
+            None if x is None else queries_and_keys.normalized(x, *options)
             for x, *options in given
         ]
 
@@ -382,7 +415,8 @@ class HeadGroup(Stepwise, ConfiguredLayer):
     def for_queries(self, inputs):
         """Returns `HeadInputs` with a key and a value for each head of queries."""
         key, value = (
-            key_heads.for_queries(x, self.num_heads) for x in (inputs.key, inputs.value)
+            head_inputs.for_queries(x, self.num_heads)
+            for x in (inputs.key, inputs.value)
         )
         return dataclasses.replace(inputs, key=key, value=value)
 

@@ -8,23 +8,56 @@ import keras
 from keras import ops
 
 from routing_tf.layers.caches.rows import attend_to_rows
-from routing_tf.layers.heads import local_windows
+from routing_tf.layers.caches.rows import last_token
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import larger
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import num_parts
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
-from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.masks import segment_mask
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import larger
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import library
+from routing_tf.layers.support.tensors import num_parts
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import smaller
 from routing_tf.layers.support.validation import check_block_shape
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
+
+
+def places_of_windows(mask, length, num_blocks, block, share, flange):
+    """Returns places `<int32>[B, 1, blocks, window]` in a memory, and which exist.
+
+    The blocks leave out padding after the last real token of the mask `<bool>[B, 1,
+    L]`. A memory of the query's `length` has the query's blocks. A window has `share`
+    slots of each block, and `flange` blocks on each side.
+    """
+    count = ops.expand_dims(last_token(mask) + 1, (-1, -2))
+    own = ops.maximum(num_parts(count, num_blocks), 1)
+    own = ops.where(count == length, block, own)
+    distance = numbers((2 * flange + 1) * share) - flange * share
+    is_near = ops.logical_and(distance >= -flange * own, distance < (flange + 1) * own)
+    places = numbers(num_blocks)[:, None] * own + distance
+    return places, ops.logical_and(is_near, places >= 0)
+
+
+def gather_windows(places, is_place, x):
+    """Returns `[batch, heads, memory length, ...]` at places, zero where there is none.
+
+    The result has blocks and slots instead of the length.
+    """
+    memory_length = length_of(x, 2)
+    is_place = ops.logical_and(is_place, places < memory_length)
+    places = ops.clip(places, 0, memory_length - 1)
+    batch, heads = ops.shape(places)[0], ops.shape(x)[1]
+    x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:])) if x.shape[0] == 1 else x
+    places = ops.broadcast_to(places, (ops.shape(x)[0], heads, *ops.shape(places)[2:]))
+    if len(x.shape) == 3:
+        found = tensors.entries_at(x, places)
+    else:
+        found, is_place = tensors.gather(x, places), is_place[..., None]
+    return ops.where(is_place, found, ops.zeros_like(found))
 
 
 @keras.saving.register_keras_serializable("routing_tf")
@@ -157,7 +190,7 @@ class LocalHeads(HeadGroup):
             if x is None:
                 return None
             x = ops.broadcast_to(x, (batch, *ops.shape(x)[1:]))
-            cut = blocks.break_into_blocks(x, self.dilation, axis=2)
+            cut = tensors.break_into_blocks(x, self.dilation, axis=2)
             first = ops.moveaxis(cut, 3, 1)
             return ops.reshape(first, (-1, *ops.shape(first)[2:]))
 
@@ -177,7 +210,7 @@ class LocalHeads(HeadGroup):
         output = self._attend_in_blocks(parts, training)
         shape = (batch, self.dilation, *ops.shape(output)[1:])
         output = ops.moveaxis(ops.reshape(output, shape), 1, 3)
-        return blocks.put_back_blocks(output, length, axis=2)
+        return tensors.put_back_blocks(output, length, axis=2)
 
     def _attend_in_blocks(self, inputs, training):
         length = length_of(inputs.query, 2)
@@ -205,7 +238,7 @@ class LocalHeads(HeadGroup):
         if is_causal and len(grid) > 1:
             mask = ops.logical_and(mask, self._earlier(block, num_slots))
         in_blocks = functools.partial(
-            blocks.break_into_blocks, block_length=block, axis=2
+            tensors.break_into_blocks, block_length=block, axis=2
         )
         own = segment_mask(inputs.segments, in_blocks, window)
         output = self.dot_product(
@@ -218,7 +251,7 @@ class LocalHeads(HeadGroup):
             use_causal_mask=is_causal and len(grid) == 1,
             training=training,
         )
-        return blocks.put_back_blocks(output, length, axis=2)
+        return tensors.put_back_blocks(output, length, axis=2)
 
     def cache_length(self, max_length, positions=None):
         rows, across = (*self._flange(), 0)[:2]
@@ -279,7 +312,7 @@ class LocalHeads(HeadGroup):
         output = attend_to_rows(
             self,
             inputs.query[:, :, :, None],
-            gathering.gather_blocks(cache["rows"], own),
+            tensors.gather_blocks(cache["rows"], own),
             None,
             distances[:, :, :, None],
         )
@@ -289,16 +322,16 @@ class LocalHeads(HeadGroup):
         """Returns the function that arranges `[batch, heads, memory length, ...]`."""
         if self._shares_real_tokens(inputs) and inputs.value_mask is not None:
             sizes = length, *grid, block, memory_block, self._flange()[0]
-            places = local_windows.places_of_windows(inputs.value_mask, *sizes)
-            return functools.partial(local_windows.gather_windows, *places)
+            places = places_of_windows(inputs.value_mask, *sizes)
+            return functools.partial(gather_windows, *places)
         before = self._flange()
         after = (0, *before[1:]) if inputs.use_causal_mask else before
 
         def window(x):
-            x = blocks.pad_to_multiple(x, math.prod(grid) * memory_block, axis=2)
+            x = tensors.pad_to_multiple(x, math.prod(grid) * memory_block, axis=2)
             batch, heads, _, *rest = ops.shape(x)
             x = ops.reshape(x, (batch, heads, *grid, memory_block, *rest))
-            x = blocks.memory_windows(x, before, after, axis=2)
+            x = tensors.memory_windows(x, before, after, axis=2)
             window = ops.shape(x)[2 + len(grid)]
             return ops.reshape(x, (batch, heads, math.prod(grid), window, *rest))
 

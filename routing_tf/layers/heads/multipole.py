@@ -9,9 +9,8 @@ from keras import ops
 from routing_tf.layers.caches import pending_keys
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.heads.refusals import refuse_segments
+from routing_tf.layers.heads.head_group import refuse_segments
 from routing_tf.layers.routing import multipole_cache
-from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.last_members import LastMembers
 from routing_tf.layers.routing.multipole import MultipolePass
 from routing_tf.layers.routing.multipole import TwoSidedPass
@@ -19,20 +18,21 @@ from routing_tf.layers.routing.multipole import attend_next
 from routing_tf.layers.routing.multipole import attend_to_memory
 from routing_tf.layers.routing.multipole import reads_of_cache
 from routing_tf.layers.routing.multipole import reads_of_pairs
+from routing_tf.layers.routing.online_kmeans import Clustering
 from routing_tf.layers.routing.online_kmeans import normalize
 from routing_tf.layers.routing.pairs import Pairs
 from routing_tf.layers.routing.pairs import Queries
 from routing_tf.layers.routing.pairs import Turn
 from routing_tf.layers.routing.pairs import document_places
-from routing_tf.layers.routing.routed_tokens import RoutedTokens
-from routing_tf.layers.support import key_shift as shift
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.key_shift import read_next_values
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.routing.rule import RoutedTokens
+from routing_tf.layers.support import head_inputs as shift
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.head_inputs import read_next_values
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import without_padding
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer

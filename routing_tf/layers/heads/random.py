@@ -8,10 +8,10 @@ from keras import ops
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing.last_members import LastMembers
-from routing_tf.layers.routing.routed_tokens import Assignment
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.routing.rule import Assignment
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length
@@ -134,7 +134,7 @@ class RandomHeads(ClusteredHeads):
         clusters = cache["clusters"]
         places = ops.minimum(places, clusters.shape[2] - 1)
         places = ops.broadcast_to(places, (*ops.shape(clusters)[:2], number))
-        clusters = gathering.entries_at(clusters, places)[..., None]
+        clusters = tensors.entries_at(clusters, places)[..., None]
         own = Assignment(clusters, self.num_clusters, False)
         return dataclasses.replace(tokens, of_queries=own, of_keys=own)
 
@@ -142,4 +142,4 @@ class RandomHeads(ClusteredHeads):
 def _at_places(assigned, places):
     """Returns the `Assignment` of places in segments."""
     places = ops.broadcast_to(places, ops.shape(assigned.entries)[:3])
-    return assigned.with_entries(gathering.gather(assigned.entries, places))
+    return assigned.with_entries(tensors.gather(assigned.entries, places))

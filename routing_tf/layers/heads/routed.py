@@ -4,9 +4,9 @@ import keras
 
 from routing_tf.layers.heads.clustered import ClusteredHeads
 from routing_tf.layers.routing.best_members import BestMembers
-from routing_tf.layers.routing.clustering import Clustering
 from routing_tf.layers.routing.last_members import LastMembers
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.routing.online_kmeans import Clustering
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer

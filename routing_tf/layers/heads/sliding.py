@@ -6,16 +6,16 @@ import functools
 import keras
 from keras import ops
 
-from routing_tf.layers.heads import refusals
+from routing_tf.layers.heads import head_group
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
-from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.masks import segment_mask
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 
@@ -94,19 +94,21 @@ class SlidingHeads(HeadGroup):
 
     def attend(self, inputs, training=None):
         length = length_of(inputs.query, 2)
-        inputs = refusals.of_one_length(inputs, "sliding heads pair places of the two")
+        inputs = head_group.of_one_length(
+            inputs, "sliding heads pair places of the two"
+        )
         real = known_mask(inputs.value, inputs.value_mask)
         inputs = dataclasses.replace(inputs, value_mask=real)
         size = max(self.radius, 1)
         size = min(size, length) if is_known(length) else size
         attend = self._attend_merged if self.is_strided else self._attend_near
-        return blocks.put_back_blocks(attend(inputs, size, training), length, axis=2)
+        return tensors.put_back_blocks(attend(inputs, size, training), length, axis=2)
 
     def _attend_near(self, inputs, size, training):
         near = functools.partial(_near, size, inputs.use_causal_mask)
         bias = inputs.token_bias
         return self.dot_product(
-            blocks.break_into_blocks(inputs.query, size, axis=2),
+            tensors.break_into_blocks(inputs.query, size, axis=2),
             near(inputs.key),
             near(inputs.value),
             attention_mask=self._near_mask(inputs, size),
@@ -118,7 +120,7 @@ class SlidingHeads(HeadGroup):
     def _attend_merged(self, inputs, size, training):
         near = functools.partial(_near, size, inputs.use_causal_mask)
         far = functools.partial(_at_places, size)
-        query = blocks.break_into_blocks(inputs.query, size, axis=2)
+        query = tensors.break_into_blocks(inputs.query, size, axis=2)
         num_blocks = length_of(query, 2)
         logits = [
             ops.matmul(query, ops.swapaxes(near(inputs.key), -1, -2)),
@@ -133,7 +135,7 @@ class SlidingHeads(HeadGroup):
         is_far = self._is_far(num_blocks, inputs.use_causal_mask)
         far_mask = ops.logical_and(far(inputs.value_mask)[:, :, None], is_far)
         if inputs.segments is not None:
-            own = blocks.break_into_blocks(inputs.segments.query, size, axis=2)
+            own = tensors.break_into_blocks(inputs.segments.query, size, axis=2)
             own = own[..., None] == far(inputs.segments.value)[:, :, None]
             far_mask = ops.logical_and(far_mask, own)
         mask = _side_by_side(self._near_mask(inputs, size), far_mask)
@@ -159,7 +161,7 @@ class SlidingHeads(HeadGroup):
             in_reach = in_reach & (distance <= 0)
         own = segment_mask(
             inputs.segments,
-            lambda x: blocks.break_into_blocks(x, size, axis=2),
+            lambda x: tensors.break_into_blocks(x, size, axis=2),
             functools.partial(_near, size, causal),
         )
         return combine_masks(real, in_reach, own)
@@ -188,13 +190,13 @@ class SlidingHeads(HeadGroup):
 
 def _near(size, causal, x):
     """From `[batch, heads, length, ...]` to the neighbours of the queries of blocks."""
-    cut = blocks.break_into_blocks(x, size, axis=2)
-    return blocks.memory_windows(cut, (1,), (0 if causal else 1,), axis=2)
+    cut = tensors.break_into_blocks(x, size, axis=2)
+    return tensors.memory_windows(cut, (1,), (0 if causal else 1,), axis=2)
 
 
 def _at_places(size, x):
     """From `[batch, heads, length, ...]` to `[batch, heads, place, block, ...]`."""
-    return ops.swapaxes(blocks.break_into_blocks(x, size, axis=2), 2, 3)
+    return ops.swapaxes(tensors.break_into_blocks(x, size, axis=2), 2, 3)
 
 
 def _of_blocks(of_places, other):

@@ -5,7 +5,7 @@ from keras import ops
 
 from routing_tf.layers.caches import recent_tokens
 from routing_tf.layers.caches import rows
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.tensors import numbers
 
 
 class Stepwise:

@@ -6,12 +6,12 @@ import keras
 from keras import ops
 
 from routing_tf.layers.heads.head_group import HeadGroup
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import known_mask
-from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.masks import segment_mask
+from routing_tf.layers.support.tensors import length_of
 from routing_tf.layers.support.validation import check_block_shape
 
 
@@ -79,7 +79,7 @@ class StridedHeads(HeadGroup):
             use_causal_mask=inputs.use_causal_mask,
             training=training,
         )
-        return blocks.put_back_blocks(ops.swapaxes(output, 2, 3), length, axis=2)
+        return tensors.put_back_blocks(ops.swapaxes(output, 2, 3), length, axis=2)
 
     def sees(self, query, keys, cache):
         size = math.prod(self.block_shape)
@@ -95,5 +95,5 @@ class StridedHeads(HeadGroup):
 
     def at_places(self, x):
         """From `[batch, heads, length, ...]` to `[batch, heads, place, block, ...]`."""
-        cut = blocks.break_into_blocks(x, math.prod(self.block_shape), axis=2)
+        cut = tensors.break_into_blocks(x, math.prod(self.block_shape), axis=2)
         return ops.swapaxes(cut, 2, 3)

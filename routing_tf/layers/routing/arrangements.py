@@ -9,12 +9,12 @@ from keras import ops
 from routing_tf.layers.routing.cluster_order import ClusterOrder
 from routing_tf.layers.routing.cluster_order import chunk_size_for
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.gathering import entries_at
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import combine_masks
-from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.masks import segment_mask
+from routing_tf.layers.support.tensors import entries_at
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 
 # A chunk of reads copies the keys that it reads, so small ones cost more than the empty
 # slots of larger ones.
@@ -63,7 +63,7 @@ class OfTokens:
             order.window_mask(window, rule.nearest),
             segment_mask(
                 inputs.segments,
-                lambda x: gathering.gather_entries(x, order.tokens, self._length),
+                lambda x: tensors.gather_entries(x, order.tokens, self._length),
                 lambda x: self._entries(x)[..., 0, :],
             ),
             self._entries(inputs.value_mask) if rule.key_shift else None,
@@ -79,7 +79,7 @@ class OfTokens:
         """Returns a mask or bias of positions for each window, or None."""
         if x is None:
             return None
-        entries = gathering.gather_entries(x, self.order.tokens, self._length)
+        entries = tensors.gather_entries(x, self.order.tokens, self._length)
         windows = self.order.windows(entries[..., None], self._window)
         return ops.swapaxes(windows, -1, -2)
 
@@ -151,7 +151,7 @@ class ClusterReads:
         """
         batch, heads, num_chunks, slots, dim = ops.shape(chunks)
         rows = ops.reshape(chunks, (batch, heads, num_chunks, slots * dim))
-        rows = gathering.gather(rows, ops.maximum(self._chunks, 0))
+        rows = tensors.gather(rows, ops.maximum(self._chunks, 0))
         num_rows = self._chunks.shape[-1]
         shape = (batch, heads, length_of(self._chunks, 2), num_rows * slots, dim)
         return ops.reshape(rows, shape)
@@ -180,9 +180,7 @@ class OfQueries(ClusterReads):
             self._entries(inputs.value_mask),
             segment_mask(
                 inputs.segments,
-                lambda x: gathering.gather_entries(
-                    x, self.order.tokens % length, length
-                ),
+                lambda x: tensors.gather_entries(x, self.order.tokens % length, length),
                 lambda x: self._entries(x)[..., 0, :],
             ),
         )
@@ -223,7 +221,7 @@ class OfQueries(ClusterReads):
         """Returns a mask or bias of positions, `[B, H, N, 1, S]`; or None."""
         if x is None:
             return None
-        entries = gathering.gather_entries(x, self.keys.tokens, self._length)
+        entries = tensors.gather_entries(x, self.keys.tokens, self._length)
         return ops.swapaxes(self._of_chunks(entries[..., None]), -1, -2)
 
     def _visible(self):

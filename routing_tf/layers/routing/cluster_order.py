@@ -7,18 +7,18 @@ import keras
 from keras import ops
 
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.blocks import memory_windows
-from routing_tf.layers.support.gathering import entries_at
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.backends import stated_gradient
 from routing_tf.layers.support.keras_internals import is_compiled_by_xla
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
-from routing_tf.layers.support.segments import changes
-from routing_tf.layers.support.segments import first_positions
-from routing_tf.layers.support.stated_gradients import stated_gradient
+from routing_tf.layers.support.masks import changes
+from routing_tf.layers.support.masks import first_positions
+from routing_tf.layers.support.tensors import entries_at
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import library
+from routing_tf.layers.support.tensors import memory_windows
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import smaller
 
 LARGEST_INTEGER = 2**31 - 1
 # Fewer rows than this make matrix products slow.
@@ -98,7 +98,7 @@ class ClusterOrder:
             def gradient(upstream):
                 return _take_slots(upstream, slots), None, None
 
-            return gathering.gather(x, tokens), gradient
+            return tensors.gather(x, tokens), gradient
 
         return arrange(x, self.tokens, self.slots)
 
@@ -108,7 +108,7 @@ class ClusterOrder:
         @stated_gradient
         def restore(x, tokens, slots, is_filled):
             def gradient(upstream):
-                found = gathering.gather(upstream, tokens)
+                found = tensors.gather(upstream, tokens)
                 found = ops.where(is_filled[..., None], found, 0)
                 return found, None, None, None
 
@@ -190,7 +190,7 @@ def _take_slots(x, slots):
     """From `[B, H, N, C, D]` to the entries of the slots, `[B, H, L, D]`."""
     batch, heads, num_chunks, size, dim = ops.shape(x)
     rows = ops.reshape(x, (batch, heads, num_chunks * size, dim))
-    return gathering.gather(rows, slots)
+    return tensors.gather(rows, slots)
 
 
 class SortedTokens:
@@ -244,7 +244,7 @@ def ranks_in_clusters(clusters, num_clusters, starts=None):
 def _count(numbers, size):
     """Counts how often each number below `size` occurs; larger ones count as last."""
     batch, heads, _ = ops.shape(numbers)
-    flat = gathering.flat_positions(ops.minimum(numbers, size - 1), size)
+    flat = tensors.flat_positions(ops.minimum(numbers, size - 1), size)
     counts = backends.segment_sum(
         ops.ones_like(flat), flat, num_segments=batch * heads * size
     )
@@ -254,7 +254,7 @@ def _count(numbers, size):
 def inverse(order, values):
     """Returns `values` with the one at place i moved to `order[i]`."""
     batch, heads, length = ops.shape(order)
-    positions = gathering.flat_positions(order, length)
+    positions = tensors.flat_positions(order, length)
     flat = backends.scatter(
         positions[:, None], ops.reshape(values, (-1,)), (batch * heads * length,)
     )

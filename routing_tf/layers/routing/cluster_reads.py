@@ -13,9 +13,9 @@ from keras import ops
 from routing_tf.layers.routing.arrangements import ClusterReads
 from routing_tf.layers.routing.far_field import HIDDEN
 from routing_tf.layers.routing.whole_reads import attend_to_clusters
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import product
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -51,7 +51,7 @@ class _Reads:
             logits = logits + bias
             self.biases = self._of_queries(ops.sum(visible * bias, axis=-1))
         self._logits = logits + ops.where(visible > 0, 0.0, HIDDEN)
-        largest = extremes.largest(ops.stop_gradient(self._logits), axis=-1)
+        largest = tensors.largest(ops.stop_gradient(self._logits), axis=-1)
         self.largest = self._of_queries(largest)
 
     def weights(self, largest):

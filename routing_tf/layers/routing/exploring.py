@@ -14,14 +14,14 @@ Letters: B batch, H heads, L length, E exploring queries, D dim.
 import keras
 from keras import ops
 
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.lengths import smaller
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.products import product
-from routing_tf.layers.support.segments import segment_mask
+from routing_tf.layers.support.masks import segment_mask
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
+from routing_tf.layers.support.tensors import smaller
 
 # Marks the generators of positions. A training loop that splits a batch into parts or
 # replicas gives all of them the same state.
@@ -63,14 +63,14 @@ def explore(group, tokens, inputs, output, training=None, hides_own=False):
     found = ops.cast(found, output.dtype)
     real = inputs.real_tokens()
     if real is not None:
-        real = gathering.gather_entries(real, places, length)
-    return gathering.replaced(output, places, found, real)
+        real = tensors.gather_entries(real, places, length)
+    return tensors.replaced(output, places, found, real)
 
 
 def _attend(group, tokens, inputs, positions, places, hides_own, training):
     """Attends with the queries at `places` `<int32>[B, H, E]`: `[B, H, E, D]`."""
     query, key = (ops.cast(x, group.compute_dtype) for x in (tokens.query, tokens.key))
-    query = gathering.gather(query, places)
+    query = tensors.gather(query, places)
     mask = _mask(group, inputs, positions, tokens.length)
     bias = None if inputs.token_bias is None else inputs.token_bias[:, :, None]
     if hides_own:

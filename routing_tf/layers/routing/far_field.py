@@ -11,11 +11,11 @@ import keras
 from keras import ops
 
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
 
 HIDDEN = large_negative("float32")
 # Masses nearly tie up to this share of the largest one (of 1 where that is less). It
@@ -123,10 +123,10 @@ class Choice:
         masses = ops.stop_gradient(means) + ops.log(ops.maximum(counts, 1.0))
         self._num_clusters, clusters = masses.shape[-1], []
         for place in range(number):
-            best = extremes.largest(masses, axis=-1, keepdims=True)
+            best = tensors.largest(masses, axis=-1, keepdims=True)
             near_tie = NEAR_TIE * ops.maximum(1.0, ops.abs(best))
             is_best = ops.cast(masses >= best - near_tie, "float32")
-            cluster = extremes.place_of_largest(is_best)
+            cluster = tensors.place_of_largest(is_best)
             clusters.append(cluster)
             if place < number - 1:
                 own = backends.one_hot(cluster, self._num_clusters, "float32")
@@ -211,7 +211,7 @@ class OneSoftmax:
 
     def __init__(self, group, near, poles=None, reads_of=None):
         self._group, self._near, self._poles = group, near, poles
-        largest = [extremes.largest(each.logits, axis=-1) for each in near]
+        largest = [tensors.largest(each.logits, axis=-1) for each in near]
         if poles is not None:
             means = poles.means(group)
             choice = Choice(means, poles.counts, group.clusters_per_query)
@@ -221,8 +221,8 @@ class OneSoftmax:
             if not group.summaries:
                 means = ops.full_like(means, HIDDEN)
                 of_chosen = ops.full_like(of_chosen, HIDDEN)
-            largest.append(extremes.largest(means, axis=-1))
-            largest.append(extremes.largest(self._reads.largest, axis=-1))
+            largest.append(tensors.largest(means, axis=-1))
+            largest.append(tensors.largest(self._reads.largest, axis=-1))
         if group.sink_logits:
             sink = group.sinks_of_rows(near[0].logits.shape[-2])
             largest.append(sink)

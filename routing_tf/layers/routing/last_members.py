@@ -14,10 +14,9 @@ from routing_tf.layers.routing.cluster_order import chunk_size_for
 from routing_tf.layers.routing.rule import Rule
 from routing_tf.layers.softmax import fused_attention
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import data_shapes
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support import head_inputs
 from routing_tf.layers.support.masks import combine_masks
+from routing_tf.layers.support.tensors import is_known
 
 # Blocks of first members are worthwhile up to this many windows of members of a
 # cluster.
@@ -152,7 +151,7 @@ class LastMembers(Rule):
         """Whether blocks of first members and chunks of later ones are faster."""
         shape = tokens.inputs.value.shape
         # Functions traced for batches of any size are often exported, too.
-        if not is_known(*shape) or 0 in shape or not data_shapes.may_follow_data():
+        if not is_known(*shape) or 0 in shape or not backends.may_follow_data():
             return False
         # With fewer clusters, most members are later ones.
         if shape[2] > MOST_WINDOWS * window * tokens.of_keys.num_clusters:
@@ -265,7 +264,7 @@ class LastMembers(Rule):
             read = tokens.of_queries.best(self.num_reads)
         if read.shape[1] != heads:
             # where the cluster of the key serves its queries
-            read = key_heads.for_queries(read, heads)
+            read = head_inputs.for_queries(read, heads)
         members = rings.NextMembers(
             cache,
             joins,

@@ -6,11 +6,10 @@ Letters: B batch, H heads, L length, K clusters, W members of a cluster, D dim.
 from keras import ops
 
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.backends import stated_gradient
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.stated_gradients import stated_gradient
+from routing_tf.layers.support.tensors import length_of
 
 # A fraction of the largest score, the size of the vectors. It exceeds the differences
 # that rounding, which depends on places and shapes, makes between equal tokens in
@@ -38,7 +37,7 @@ def expert_choice(scores, attention_window, mask=None, near_tie=0.0):
 def settled(scores, count, near_tie):
     """Equalises scores that nearly tie for the last place among the `count` best."""
     best, _ = ops.top_k(scores, count, sorted=False)
-    last = extremes.smallest(best, axis=-1, keepdims=True)
+    last = tensors.smallest(best, axis=-1, keepdims=True)
     return ops.where(ops.abs(scores - last) <= near_tie, last, scores)
 
 
@@ -77,7 +76,7 @@ def _in_order(members, mask, scores):
     if mask is None:
         return ops.sort(members, axis=-1)
     length = length_of(scores, 2)
-    is_token = gathering.gather_entries(mask, members, length)
+    is_token = tensors.gather_entries(mask, members, length)
     return ops.sort(ops.where(is_token, members, members + length), axis=-1) % length
 
 
@@ -91,7 +90,7 @@ def scatter_mean(clustered, members, length, filled=None, count_offset=0.0):
     """
     batch, heads = ops.shape(members)[:2]
     dim = clustered.shape[-1]
-    positions = gathering.flat_positions(members, length)
+    positions = tensors.flat_positions(members, length)
     num_rows = batch * heads * length
     rows = ops.reshape(clustered, (-1, dim))
     weights = ops.ones_like(rows[:, :1])

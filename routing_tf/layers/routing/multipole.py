@@ -27,14 +27,14 @@ from routing_tf.layers.routing.multipole_blocks import ClusterSums
 from routing_tf.layers.routing.multipole_blocks import padded
 from routing_tf.layers.routing.pairs import at_places
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.products import product
-from routing_tf.layers.support.segments import next_positions
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.masks import next_positions
+from routing_tf.layers.support.tensors import cut_axis
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
 
 
 class MultipolePass:
@@ -189,7 +189,7 @@ class MultipolePass:
         joins = backends.one_hot(self._clusters, self._group.num_clusters, "int32")
         counts = padded(ops.cumsum(joins, axis=2), 1, 0)
         shape = (*ops.shape(counts)[:2], self._length)
-        counts = gathering.gather(counts, ops.broadcast_to(positions, shape))
+        counts = tensors.gather(counts, ops.broadcast_to(positions, shape))
         counts = self._blocks.of_queries(counts)
         per_key = self._group.num_heads // self._pairs.key.shape[1]
         if per_key > 1:
@@ -301,7 +301,7 @@ def attend_to_memory(group, query, first, table, reads_of, training=None):
         `<float32>[B, H, L, D]`.
     """
     num_key_heads, length = table.keys.shape[1], length_of(query, 2)
-    query = key_heads.of_queries(query, num_key_heads)
+    query = head_inputs.of_queries(query, num_key_heads)
     batch, heads, per_key, _, dim = ops.shape(query)
     query = ops.transpose(query, (0, 1, 3, 2, 4))
     query = ops.reshape(query, (batch, heads, 1, length * per_key, dim))
@@ -317,7 +317,7 @@ def attend_to_memory(group, query, first, table, reads_of, training=None):
     output = softmax.output(training)
     shape = batch, heads, length, per_key, ops.shape(output)[-1]
     output = ops.transpose(ops.reshape(output, shape), (0, 1, 3, 2, 4))
-    return key_heads.all_queries(output)
+    return head_inputs.all_queries(output)
 
 
 def attend_next(group, cache, index, query, far):
@@ -332,7 +332,7 @@ def attend_next(group, cache, index, query, far):
     """
     table = multipole_cache.table(cache)
     query, far = (
-        key_heads.of_queries(x[:, :, 0], table.keys.shape[1])[:, :, None]
+        head_inputs.of_queries(x[:, :, 0], table.keys.shape[1])[:, :, None]
         for x in (query, far)
     )
     far = ops.cast(far, "float32")
@@ -340,7 +340,7 @@ def attend_next(group, cache, index, query, far):
     poles = Poles(*table.seen_by(far), [table])
     reads_of = functools.partial(reads_of_cache, group, cache, far)
     output = OneSoftmax(group, [near], poles, reads_of).output()
-    return key_heads.all_queries(output[:, :, 0])[:, :, None]
+    return head_inputs.all_queries(output[:, :, 0])[:, :, None]
 
 
 def sorted_reads(group, far, members, choice, ends, number=None):
@@ -372,7 +372,7 @@ def reads_of_cache(group, cache, far, choice):
     place, visible = _places_read(group, choice, number, cache["rows"].shape[3])
     shape = ops.shape(cache["rows"])
     x = ops.reshape(cache["rows"], (*shape[:2], shape[2] * shape[3], shape[4]))
-    x = ops.cast(gathering.gather(x, place), "float32")
+    x = ops.cast(tensors.gather(x, place), "float32")
     key, value, bias, _ = rows.split_rows(group, x)
     return GatheredReads(group, far, key, value, bias, visible, number)
 

@@ -14,16 +14,16 @@ from routing_tf.layers.routing.cluster_order import gathered_windows
 from routing_tf.layers.routing.cluster_order import windows_are_gathered
 from routing_tf.layers.routing.far_field import Table
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.blocks import break_into_blocks
-from routing_tf.layers.support.blocks import memory_windows
-from routing_tf.layers.support.blocks import running_total
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import num_parts
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support.tensors import break_into_blocks
+from routing_tf.layers.support.tensors import cut_axis
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import memory_windows
+from routing_tf.layers.support.tensors import num_parts
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
+from routing_tf.layers.support.tensors import running_total
 
 # Tokens of a block whose queries have different borders.
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 64
@@ -114,7 +114,7 @@ class Blocks:
         x = self.of_queries(x)
         if x.shape[1] == num_key_heads:
             return x
-        x = ops.transpose(key_heads.of_queries(x, num_key_heads), (0, 1, 3, 4, 2, 5))
+        x = ops.transpose(head_inputs.of_queries(x, num_key_heads), (0, 1, 3, 4, 2, 5))
         batch, heads, number, size, per_key, dim = ops.shape(x)
         return ops.reshape(x, (batch, heads, number, size * per_key, dim))
 
@@ -124,7 +124,7 @@ class Blocks:
         if rows != self.size:
             per_key = rows // self.size
             x = ops.reshape(x, (batch, heads, number, self.size, per_key, dim))
-            x = key_heads.all_queries(ops.transpose(x, (0, 1, 4, 2, 3, 5)))
+            x = head_inputs.all_queries(ops.transpose(x, (0, 1, 4, 2, 3, 5)))
             heads = heads * per_key
         x = ops.reshape(x, (batch, heads, number * self.size, dim))
         return cut_axis(x, self.lead, self.lead + length, axis=2)

@@ -20,10 +20,10 @@ from routing_tf.layers.routing.cluster_reads import Members
 from routing_tf.layers.routing.far_field import Table
 from routing_tf.layers.routing.pairs import Pairs
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
 
 #: Names of the sums over all pairs that stopped being recent, by cluster.
 SUMS = ("key_sums", "value_sums", "bias_sums")
@@ -243,10 +243,10 @@ def _recent(cache, index, x, clusters, end):
     is_there = ops.logical_or(is_new, positions < before)
     place = ops.clip(place, 0, length_of(x, 2) - 1)[:, None]
     place = ops.broadcast_to(place, ops.shape(cache["recent_clusters"]))
-    found = gathering.gather(x, place)
+    found = tensors.gather(x, place)
     return {
         "recent": ops.where(is_there[:, None, :, None], found, ops.zeros_like(found)),
-        "recent_clusters": gathering.entries_at(clusters, place),
+        "recent_clusters": tensors.entries_at(clusters, place),
     }
 
 
@@ -258,7 +258,7 @@ def _first(cache, index, new, start):
     is_new = ops.logical_and(is_new, start[:, None] >= 0)
     place = ops.clip(place, 0, number - 1)[:, None]
     place = ops.broadcast_to(place, ops.shape(old)[:3])
-    return ops.where(is_new[:, None, :, None], gathering.gather(new, place), old)
+    return ops.where(is_new[:, None, :, None], tensors.gather(new, place), old)
 
 
 class Front:
@@ -342,7 +342,7 @@ class Front:
         is_there = counts[..., None] - window + numbers(window) >= 0
         clusters = ops.where(is_there, numbers(number)[:, None], number)
         x = ops.reshape(self._cache["rows"], (*flat, self._cache["rows"].shape[-1]))
-        x = gathering.gather(x, ops.reshape(place, flat))
+        x = tensors.gather(x, ops.reshape(place, flat))
         members = self._before_members(x, ops.reshape(clusters, flat), members)
         gone = counts - ops.minimum(counts, window)
         ends = choice.counts - choice.of_chosen(gone[:, :, None, None])

@@ -9,10 +9,10 @@ from typing import Any
 from keras import ops
 
 from routing_tf.layers.routing.cluster_reads import Members
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support import segments as segment
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import masks as segment
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -80,8 +80,8 @@ def at_places(x, index):
     index = ops.minimum(index, length_of(x, 2) - 1)
     index = ops.broadcast_to(index, (*ops.shape(x)[:2], *ops.shape(index)[2:]))
     if len(x.shape) == 3:
-        return gathering.entries_at(x, index)
-    return gathering.gather(x, index)
+        return tensors.entries_at(x, index)
+    return tensors.gather(x, index)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -160,12 +160,12 @@ class Turn:
 
     def back(self, x):
         """Returns `[B, H, L, D]` in the order of before."""
-        return gathering.permuted(x, self._targets, self._sources)
+        return tensors.permuted(x, self._targets, self._sources)
 
     def _turned(self, x):
         if x is None:
             return None
         if len(x.shape) == 4:
-            return gathering.permuted(x, self._sources, self._targets)
+            return tensors.permuted(x, self._sources, self._targets)
         of_all = x + ops.zeros_like(self._sources, dtype=x.dtype)
         return at_places(of_all, self._sources)

@@ -9,9 +9,9 @@ from keras import ops
 
 from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support import key_heads
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import head_inputs
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.tensors import numbers
 
 
 def ranks(counts, num_places):
@@ -49,9 +49,9 @@ def joined(cache, clusters, is_member, **new):
     first, added = found.starts[..., :-1, None], found.counts[..., :-1]
     rank = ranks(before + added, num_places) - before[..., None]
     index = ops.clip(first + rank, 0, length * number - 1)
-    entries, are_new = gathering.entries_at(found.tokens, index) // number, rank >= 0
+    entries, are_new = tensors.entries_at(found.tokens, index) // number, rank >= 0
     parts = {
-        name: ops.where(are_new[..., None], gathering.gather(x, entries), cache[name])
+        name: ops.where(are_new[..., None], tensors.gather(x, entries), cache[name])
         for name, x in new.items()
     }
     return {**cache, **parts, "counts": before + added}
@@ -65,7 +65,7 @@ def _updated(x, place, enters, new):
     batch, heads, num_clusters, num_places, size = ops.shape(x)
     flat = ops.reshape(x, (batch, heads, num_clusters * num_places, size))
     new = ops.broadcast_to(new, (*ops.shape(place), size))
-    return ops.reshape(gathering.replaced(flat, place, new, enters), ops.shape(x))
+    return ops.reshape(tensors.replaced(flat, place, new, enters), ops.shape(x))
 
 
 class NextMembers:
@@ -93,13 +93,13 @@ class NextMembers:
         number = joins.shape[2]
         self.read = self._read = read
         if joins.shape[1] < read.shape[1]:
-            self._read = key_heads.of_queries(read, joins.shape[1])
+            self._read = head_inputs.of_queries(read, joins.shape[1])
         # Of each cluster: members before the call, before each token, and these.
         joins = ops.swapaxes(joins, 2, 3)
         counts = cache["counts"][..., None]
         earlier = counts + ops.cumsum(joins, axis=-1) - joins
         table = ops.concatenate([counts, earlier, joins], axis=-1)
-        table = self._of_clusters(table, gathering.gather)
+        table = self._of_clusters(table, tensors.gather)
         new_ranks, joins = table[..., 1 : number + 1], table[..., number + 1 :]
         places = numbers(number)
         own = ops.cast(places[:, None] == places, "int32")[:, None]
@@ -120,10 +120,10 @@ class NextMembers:
 
         From `[B, G, K, R, E]` in the rings, and `[B, G, T, E]` of the tokens.
         """
-        found = self._of_clusters(ring, gathering.gather_blocks)
+        found = self._of_clusters(ring, tensors.gather_blocks)
         shape = ops.shape(found)
         if new.shape[1] != found.shape[1]:
-            new = key_heads.for_queries(new, found.shape[1])
+            new = head_inputs.for_queries(new, found.shape[1])
         new = new[:, :, None, None]
         number = new.shape[4]
         new = ops.broadcast_to(new, (*shape[:4], number, shape[-1]))
@@ -132,4 +132,4 @@ class NextMembers:
     def _of_clusters(self, x, find):
         """From `[B, G, K, ...]` to what `find` returns of the read clusters."""
         found = find(x, self._read)
-        return found if self._read is self.read else key_heads.all_queries(found)
+        return found if self._read is self.read else head_inputs.all_queries(found)

@@ -6,10 +6,10 @@ Letters: B batch, H heads, L length, K clusters.
 from keras import ops
 
 from routing_tf.layers.routing import membership
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import smaller
-from routing_tf.layers.support.segments import next_positions
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.masks import next_positions
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import smaller
 
 
 def expert_choice(scores, attention_window, starts, mask=None, near_tie=0.0):
@@ -41,8 +41,8 @@ def strided_choice(scores, attention_window, starts, mask=None):
         # Counts of the tokens before each position, with one more place at the end.
         before = ops.pad(ops.cumsum(real, axis=-1), [(0, 0), (0, 0), (1, 0)])
         ends, starts = (_broadcast_to_heads(x, before) for x in (ends, starts))
-        count = gathering.entries_at(before, ends)
-        count = count - gathering.entries_at(before, starts)
+        count = tensors.entries_at(before, ends)
+        count = count - tensors.entries_at(before, starts)
     stride = ops.maximum(count // attention_window, 1)[:, :, None]
     is_member = ops.logical_and(ranks % stride == 0, ranks < stride * attention_window)
     return is_member if mask is None else ops.logical_and(is_member, mask[:, :, None])
@@ -73,7 +73,7 @@ def lists(is_member, starts):
 def _best_first(scores, starts):
     """Returns the tokens of each segment, best first; of equal ones, earlier first."""
     by_score = ops.cast(ops.argsort(-scores, axis=-1), "int32")
-    start = gathering.gather_entries(starts, by_score, length_of(starts, 2))
+    start = tensors.gather_entries(starts, by_score, length_of(starts, 2))
     return ops.take_along_axis(by_score, ops.argsort(start, axis=-1), axis=-1)
 
 

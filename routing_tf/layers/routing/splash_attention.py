@@ -3,8 +3,9 @@
 Tokens stand in the order of their clusters, so that each cluster is a segment, and its
 last members are a window of places. The kernel skips blocks of pairs outside the
 window, and stores no weights. Each cluster starts at a block of the kernel, so that the
-order of its sums does not depend on later tokens. Like `fused_attention.py`, this
-module imports a backend.
+order of its sums does not depend on later tokens. `keras.ops.dot_product_attention`
+calls it with a single segment, and the mask of the first sequence for all. Like
+`fused_attention.py`, this module imports a backend.
 """
 
 import keras
@@ -12,8 +13,8 @@ import numpy as np
 from keras import ops
 
 from routing_tf.layers.routing.cluster_order import ClusterOrder
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import is_known
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.tensors import is_known
 
 # Queries and keys of a block of the kernel: a multiple of the lanes of a TPU.
 LANES, LARGEST_BLOCK = 128, 512
@@ -107,7 +108,7 @@ def attend(
     )
     is_key = order.is_filled
     if key_mask is not None:
-        is_seen = gathering.gather_entries(key_mask, order.tokens, length)
+        is_seen = tensors.gather_entries(key_mask, order.tokens, length)
         is_key = ops.logical_and(is_key, is_seen)
 
     def rows(x, *dim):

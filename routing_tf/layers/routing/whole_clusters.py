@@ -12,11 +12,10 @@ from routing_tf.layers.routing.far_field import HIDDEN
 from routing_tf.layers.routing.whole_reads import after_turns
 from routing_tf.layers.routing.whole_reads import before_turns
 from routing_tf.layers.routing.whole_reads import next_turn
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import num_parts
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.tensors import num_parts
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
 
 CHUNK_SIZE = 64
 #: Names of what says which pairs clusters have.
@@ -75,15 +74,15 @@ def attend(group, cache, query, choice):
         `<float32>[B, G, 1, R, P]`, hidden where nothing is read.
     """
     clusters, counts = choice.clusters[:, :, 0], choice.counts[:, :, 0]
-    first = gathering.entries_at(cache["first_chunk"], clusters)
+    first = tensors.entries_at(cache["first_chunk"], clusters)
     last_chunk = cache["chunks"].shape[2] - 1
     query = query[:, :, 0, :, None, None, :]
     query = ops.broadcast_to(query, (*ops.shape(clusters), 1, query.shape[-1]))
 
     def turn(place, *state):
         chunk = ops.minimum(first + place, last_chunk)
-        tokens = gathering.gather_blocks(cache["chunks"], chunk)
-        x = gathering.gather(cache["rows"], tokens)
+        tokens = tensors.gather_blocks(cache["chunks"], chunk)
+        x = tensors.gather(cache["rows"], tokens)
         key, value, bias, _ = rows.split_rows(group, ops.cast(x, "float32"))
         logits = group.capped(product(query, key, transpose_y=True))
         ranks = place * CHUNK_SIZE + numbers(CHUNK_SIZE)
@@ -91,7 +90,7 @@ def attend(group, cache, query, choice):
         logits = ops.where(is_there, logits + bias[..., None, :], HIDDEN)
         return place + 1, *next_turn(state, logits, value)
 
-    most = extremes.largest(num_parts(counts, CHUNK_SIZE))
+    most = tensors.largest(num_parts(counts, CHUNK_SIZE))
     state = ops.zeros((), "int32"), *before_turns(query, group.value_dim)
     _, *state = ops.while_loop(lambda place, *_: place < most, turn, state)
     output, sums = after_turns(*state)

@@ -12,13 +12,12 @@ from routing_tf.layers.routing.arrangements import ClusterReads
 from routing_tf.layers.routing.cluster_order import inverse
 from routing_tf.layers.routing.far_field import HIDDEN
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.products import product
-from routing_tf.layers.support.stated_gradients import stated_gradient
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.backends import stated_gradient
+from routing_tf.layers.support.tensors import cut_axis
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
 
 # A window whose chunks have 64 slots.
 WINDOW = 256
@@ -53,20 +52,20 @@ def attend_to_clusters(group, query, members, clusters, ends, counts):
     query = found.order.arrange(query)
     pairs = [found.keys.arrange(x) for x in (members.key, members.value)]
     pairs.append(found.keys.arrange(bias[..., None]))
-    rank = gathering.entries_at(found.keys.rank_of_chunk, found.last)
+    rank = tensors.entries_at(found.keys.rank_of_chunk, found.last)
     ends, counts = found.of_queries(ends), found.of_queries(counts)
     # Those that need most turns come first, and parts take no more than they need.
     order = ops.cast(ops.argsort(-rank, axis=-1), "int32")
-    places = [gathering.entries_at(x, order) for x in (found.last, rank)]
-    places += [gathering.gather_blocks(x, order) for x in (ends - counts, ends)]
-    query = gathering.gather_blocks(query, order)
+    places = [tensors.entries_at(x, order) for x in (found.last, rank)]
+    places += [tensors.gather_blocks(x, order) for x in (ends - counts, ends)]
+    query = tensors.gather_blocks(query, order)
     results = [
         _Turns(group, *places).attend(query, *pairs)
         for query, *places in zip(*(_parts(x) for x in (query, *places)))
     ]
     places = ops.broadcast_to(numbers(length_of(order, 2)), ops.shape(order))
     back = inverse(order, places)
-    result = gathering.gather_blocks(ops.concatenate(results, axis=2), back)
+    result = tensors.gather_blocks(ops.concatenate(results, axis=2), back)
     result = found.order.restore(result)
     return result[..., :-1], result[..., -1]
 
@@ -106,23 +105,23 @@ class _Turns:
 
         @stated_gradient
         def attend(query, key, value, bias, *places):
-            tensors = query, key, value, bias
-            result = self._forward(tensors, places)
+            operands = query, key, value, bias
+            result = self._forward(operands, places)
 
             def gradient(upstream):
-                found = self._backward(tensors, places, result, upstream)
+                found = self._backward(operands, places, result, upstream)
                 return *found, *[None] * len(places)
 
             return result, gradient
 
         return attend(query, key, value, bias, *self._places)
 
-    def _turn(self, turn, tensors, places):
+    def _turn(self, turn, operands, places):
         """Returns logits, what they come from, and where chunks of keys stand."""
         last, rank, first, ends = places
-        query, *pairs = tensors
+        query, *pairs = operands
         chunk = ops.maximum(last - turn, 0)
-        key, value, bias = (gathering.gather_blocks(x, chunk) for x in pairs)
+        key, value, bias = (tensors.gather_blocks(x, chunk) for x in pairs)
         size = key.shape[3]
         ranks = ((rank - turn) * size)[..., None, None] + numbers(size)
         visible = ops.logical_and(ranks >= first[..., None], ranks < ends[..., None])
@@ -136,7 +135,7 @@ class _Turns:
         return ops.where(visible, logits, HIDDEN), slope, key, value, chunk
 
     def _loop(self, body, state, places):
-        most = extremes.largest(places[1]) + 1
+        most = tensors.largest(places[1]) + 1
         start = ops.zeros((), "int32")
         return ops.while_loop(
             lambda turn, *_: turn < most,
@@ -144,24 +143,24 @@ class _Turns:
             (start, *state),
         )[1:]
 
-    def _forward(self, tensors, places):
-        query, _, value, _ = tensors
+    def _forward(self, operands, places):
+        query, _, value, _ = operands
 
         def turn(number, *state):
-            logits, _, _, value, _ = self._turn(number, tensors, places)
+            logits, _, _, value, _ = self._turn(number, operands, places)
             return next_turn(state, logits, value)
 
         state = self._loop(turn, before_turns(query, value.shape[-1]), places)
         return ops.concatenate(after_turns(*state), axis=-1)
 
-    def _backward(self, tensors, places, result, upstream):
-        query, *pairs = tensors
+    def _backward(self, operands, places, result, upstream):
+        query, *pairs = operands
         output, sums = result[..., :-1], result[..., -1:]
         of_output, of_sums = upstream[..., :-1], upstream[..., -1:]
         mean = ops.sum(of_output * output, axis=-1, keepdims=True) - of_sums
 
         def turn(number, of_query, *of_pairs):
-            logits, slope, key, value, chunk = self._turn(number, tensors, places)
+            logits, slope, key, value, chunk = self._turn(number, operands, places)
             seen = logits > HIDDEN / 2
             weights = ops.where(seen, ops.exp(logits - sums), 0.0)
             of_logits = product(of_output, value, transpose_y=True) - mean
@@ -177,7 +176,7 @@ class _Turns:
             added = [_added(x, y, chunk) for x, y in zip(of_pairs, found)]
             return of_query, *added
 
-        return self._loop(turn, [ops.zeros_like(x) for x in tensors], places)
+        return self._loop(turn, [ops.zeros_like(x) for x in operands], places)
 
 
 def before_turns(query, value_dim):
@@ -195,7 +194,7 @@ def next_turn(state, logits, value):
         value: `<float32>[..., keys, value_dim]`.
     """
     largest, total, output = state
-    own = extremes.largest(logits, axis=-1, keepdims=True)
+    own = tensors.largest(logits, axis=-1, keepdims=True)
     own = ops.maximum(own, largest)
     scale = ops.exp(largest - own)
     weights = ops.where(logits > HIDDEN / 2, ops.exp(logits - own), 0.0)
@@ -213,7 +212,7 @@ def after_turns(largest, total, output):
 def _added(x, rows, places):
     """Adds `[B, G, N, ...]` to `[B, G, M, ...]` at places `<int32>[B, G, N]`."""
     batch, heads, number, *rest = ops.shape(x)
-    flat = gathering.flat_positions(places, number)
+    flat = tensors.flat_positions(places, number)
     rows = ops.reshape(rows, (-1, math.prod(rest)))
     added = backends.segment_sum(rows, flat, num_segments=batch * heads * number)
     return x + ops.reshape(added, ops.shape(x))

@@ -1,4 +1,8 @@
-"""Softmax attention by kernels of JAX, which do not store the weights of pairs."""
+"""Softmax attention by kernels of JAX, which do not store the weights of pairs.
+
+`keras.ops.dot_product_attention` also calls them, but asks cuDNN about the forward pass
+only, and hands it more short sequences than CUDA launches at once.
+"""
 
 import functools
 import math

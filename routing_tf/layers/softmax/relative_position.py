@@ -6,15 +6,15 @@ import keras
 from keras import ops
 
 from routing_tf.layers.support import backends
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.gathering import dense
-from routing_tf.layers.support.initializers import cloned
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import library
-from routing_tf.layers.support.lengths import numbers
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import cloned
+from routing_tf.layers.support.tensors import cut_axis
+from routing_tf.layers.support.tensors import dense
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import library
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import initializer
 

@@ -7,11 +7,11 @@ from routing_tf.layers.softmax.query_parts import WHOLE
 from routing_tf.layers.softmax.query_parts import cut
 from routing_tf.layers.softmax.query_parts import joined
 from routing_tf.layers.softmax.query_parts import sum_of_prefixes
-from routing_tf.layers.support.axes import is_broadcastable
+from routing_tf.layers.support.backends import stated_gradient
 from routing_tf.layers.support.keras_internals import computed_after
 from routing_tf.layers.support.masks import causal_mask_as_bias
-from routing_tf.layers.support.products import product
-from routing_tf.layers.support.stated_gradients import stated_gradient
+from routing_tf.layers.support.tensors import is_broadcastable
+from routing_tf.layers.support.tensors import product
 
 
 def softmax(logits):

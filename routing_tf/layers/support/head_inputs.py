@@ -1,14 +1,34 @@
-"""The inputs of head groups."""
+"""The inputs of head groups, with heads of keys and keys of the previous token.
+
+Key heads are heads of keys and values, each of which serves several heads of queries:
+the H / K heads that stand side by side at its place. Letters: B batch, H heads of
+queries, K key heads, L length.
+
+With `key_shift=1`, position p offers the key of position p - 1 with its own value, so
+that a query finds earlier content that is similar to its own, and reads what followed
+it. A pair of key and value can stand at the place of its value, as patterns over
+positions need it, or at the place of its key, as clusters need it, whose members are
+keys.
+
+References:
+    Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from
+    Multi-Head Checkpoints" (https://arxiv.org/abs/2305.13245).
+    Key shift is a harder form of the "smeared keys" in Olsson et al. (2022),
+    "In-context Learning and Induction Heads" (https://arxiv.org/abs/2209.11895).
+"""
 
 import dataclasses
 from typing import Any
 
 from keras import ops
 
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support.masks import Segments
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import without_padding
-from routing_tf.layers.support.segments import Segments
+from routing_tf.layers.support.tensors import cut_axis
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.validation import is_integer
 
 MASKS = ("query_mask", "key_mask", "value_mask")
 
@@ -28,7 +48,7 @@ class HeadInputs:
         key_mask: `<bool>[batch, 1 or heads, memory length]`, True for keys of real
             tokens; None (the default) for no padding.
         value_mask: the same for values. It differs from `key_mask` if keys were
-            shifted, see `routing_tf.layers.support.key_shift`.
+            shifted, see `routing_tf.layers.support.head_inputs`.
         token_bias: `<float>[batch, 1, memory length]`, added to the logits of the
             values; None (the default) for no bias.
         source: `<float>[batch, length, dim]`, the tokens that queries are made from, in
@@ -131,3 +151,118 @@ class HeadInputs:
         own = self.segments.is_in_last
         masks = {name: combine_masks(getattr(self, name), own) for name in MASKS}
         return dataclasses.replace(self, **masks)
+
+
+def for_queries(x, num_heads):
+    """Repeats `[B, K, ...]` for the heads of queries: `[B, H, ...]`; None for None."""
+    if x is None or x.shape[1] == num_heads:
+        return x
+    return ops.repeat(x, num_heads // x.shape[1], axis=1)
+
+
+def of_queries(x, num_key_heads):
+    """Gives queries of a key head an axis: `[B, H, ...]` to `[B, K, H / K, ...]`."""
+    batch, heads, *rest = ops.shape(x)
+    return ops.reshape(x, (batch, num_key_heads, heads // num_key_heads, *rest))
+
+
+def all_queries(x):
+    """Undoes `of_queries`."""
+    batch, num_key_heads, per_key, *rest = ops.shape(x)
+    return ops.reshape(x, (batch, num_key_heads * per_key, *rest))
+
+
+def in_one_sequence(x, num_key_heads):
+    """Joins the queries of a key head, one head after the other.
+
+    From `[B, H, L, ...]` to `[B, K, H / K * L, ...]`.
+    """
+    if x.shape[1] == num_key_heads:
+        return x
+    batch, heads, length, *rest = ops.shape(x)
+    length = heads // num_key_heads * length
+    return ops.reshape(x, (batch, num_key_heads, length, *rest))
+
+
+def in_heads(x, like):
+    """Undoes `in_one_sequence`; `like` gives the sizes of the axes 0 to 2."""
+    batch, heads, length = ops.shape(like)[:3]
+    if x.shape[1] == heads:
+        return x
+    return ops.reshape(x, (batch, heads, length, *ops.shape(x)[3:]))
+
+
+def check_key_shift(name, key_shift):
+    """Returns 0 or 1; else raises a `ValueError`."""
+    if not is_integer(key_shift) or key_shift not in (0, 1):
+        raise ValueError(
+            f"`{name}` must be 0 (a position offers its own key) or 1 (it offers the "
+            f"key of the token before it). Received: {name}={key_shift!r}"
+        )
+    return int(key_shift)
+
+
+def check_key_shift_call(inputs):
+    """Raises a `ValueError` unless `HeadInputs` allow shifted keys."""
+    if inputs.is_cross_attention or not inputs.use_causal_mask:
+        raise ValueError(
+            "`key_shift=1` needs self-attention under a causal mask: without the mask, "
+            "a query could read the value that follows itself, and another sequence "
+            "has no value that follows the query's content. Received: "
+            f"use_causal_mask={inputs.use_causal_mask}, "
+            f"is_cross_attention={inputs.is_cross_attention}. Pass "
+            "`use_causal_mask=True` and no `value`, or use `key_shift=0`"
+        )
+
+
+def offer_previous_keys(inputs):
+    """Moves keys one position later, to the values that are read with them.
+
+    For self-attention under a causal mask. The value mask is then False at the first
+    position of the sequence and of each segment, at padding and after padding.
+    """
+    has_previous = (numbers(length_of(inputs.value, 2)) > 0)[None, None]
+    if inputs.segments is not None:
+        has_previous = inputs.segments.value_places > 0
+    previous_is_real = None
+    if inputs.key_mask is not None:
+        previous_is_real = one_later(inputs.key_mask)
+    return dataclasses.replace(
+        inputs,
+        key=one_later(inputs.key),
+        value_mask=combine_masks(has_previous, previous_is_real, inputs.value_mask),
+    )
+
+
+def read_next_values(inputs):
+    """Moves values, with their mask and bias, one position earlier, to their keys.
+
+    For self-attention under a causal mask. The value mask is then False at padding and
+    before padding, and at the last position of a segment. Nothing follows the last
+    position of all: no query may read it.
+    """
+    mask, bias = inputs.value_mask, inputs.token_bias
+    if mask is not None:
+        mask = combine_masks(_one_earlier(mask), inputs.key_mask)
+    if inputs.segments is not None:
+        next_is_own = _one_earlier(inputs.segments.value_places) > 0
+        mask = combine_masks(mask, next_is_own)
+    return dataclasses.replace(
+        inputs,
+        value=_one_earlier(inputs.value),
+        value_mask=mask,
+        token_bias=None if bias is None else _one_earlier(bias),
+    )
+
+
+def one_later(x):
+    """Moves axis 2 of `[batch, heads, length, ...]`; the first entry stays too."""
+    parts = cut_axis(x, 0, 1, axis=2), cut_axis(x, 0, length_of(x, 2) - 1, axis=2)
+    return ops.concatenate(parts, axis=2)
+
+
+def _one_earlier(x):
+    """Moves axis 2 of `[batch, heads, length, ...]`; the last entry stays too."""
+    length = length_of(x, 2)
+    parts = cut_axis(x, 1, length, axis=2), cut_axis(x, length - 1, length, axis=2)
+    return ops.concatenate(parts, axis=2)

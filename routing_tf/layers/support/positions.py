@@ -5,10 +5,10 @@ import math
 
 from keras import ops
 
-from routing_tf.layers.support.axes import cut_axis
-from routing_tf.layers.support.blocks import pad_to_multiple
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import num_parts
+from routing_tf.layers.support.tensors import cut_axis
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import num_parts
+from routing_tf.layers.support.tensors import pad_to_multiple
 
 
 @dataclasses.dataclass(frozen=True)

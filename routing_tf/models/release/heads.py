@@ -12,12 +12,12 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.heads.clustered import ClusteredHeads
-from routing_tf.layers.heads.refusals import refuse_segments
+from routing_tf.layers.heads.head_group import refuse_segments
 from routing_tf.layers.routing.inside_clusters import InsideClusters
-from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import causal_mask
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import large_negative
+from routing_tf.layers.support.tensors import length_of
 
 # Cluster-strided heads of the release always have these, despite its hyperparameters.
 CLUSTER_STRIDED_SETTINGS = {

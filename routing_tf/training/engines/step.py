@@ -11,9 +11,9 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.routing.exploring import is_exploring_seed
-from routing_tf.layers.support.batch_losses import hold_losses
 from routing_tf.layers.support.keras_internals import decays
 from routing_tf.layers.support.keras_internals import layers_inside
+from routing_tf.layers.support.parts_of_batches import hold_losses
 from routing_tf.layers.support.replicas import sum_over_replicas
 from routing_tf.models.token_inputs import inputs_of
 

@@ -5,9 +5,9 @@ import numpy as np
 from keras import ops
 
 from routing_tf import layers
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
 from routing_tf.layers.support.keras_internals import mask_of
-from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_non_negative_integer
 from routing_tf.layers.support.validation import check_optional_integer

@@ -7,13 +7,13 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.caches import next_token
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.caches.next_token import NotCast
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import deserialize
+from routing_tf.layers.support.configs import serialize
 from routing_tf.layers.support.keras_internals import mask_of
 from routing_tf.layers.support.keras_internals import set_mask_of
-from routing_tf.layers.support.not_cast import NotCast
-from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import deserialize
-from routing_tf.layers.support.serialization import serialize
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer

@@ -3,8 +3,8 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate

@@ -5,12 +5,12 @@ import math
 import keras
 from keras import ops
 
-from routing_tf.layers.routing.held_updates import update_or_hold
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import batch_losses
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support import parts_of_batches
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
 from routing_tf.layers.support.keras_internals import OwnLosses
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.parts_of_batches import update_or_hold
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
@@ -412,7 +412,7 @@ class MixtureOfExperts(ConfiguredLayer, OwnLosses):
         for index, weight in enumerate(weights):
             if weight:
                 own_sums = [weight * own[index]]
-                batch_losses.add_batch_loss(
+                parts_of_batches.add_batch_loss(
                     self, STATISTICS[index], own_sums, counts, LOSSES[index]
                 )
 

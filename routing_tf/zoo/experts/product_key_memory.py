@@ -3,9 +3,9 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
 from routing_tf.layers.support.keras_internals import BatchNormalization
-from routing_tf.layers.support.serialization import ConfiguredLayer
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_positive_integer

@@ -4,7 +4,7 @@ import typing
 
 from keras import ops
 
-from routing_tf.layers.support.extremes import largest
+from routing_tf.layers.support.tensors import largest
 
 PLACES = ("by_token", "by_choice", "by_probability")
 

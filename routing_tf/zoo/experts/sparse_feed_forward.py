@@ -3,10 +3,10 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.extremes import place_of_largest
-from routing_tf.layers.support.initializers import cloned
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import cloned
+from routing_tf.layers.support.tensors import place_of_largest
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import check_rate

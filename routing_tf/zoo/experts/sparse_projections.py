@@ -8,16 +8,16 @@ from keras import ops
 from routing_tf.layers import MixedAttention
 from routing_tf.layers.attention import arguments
 from routing_tf.layers.attention import stepping
+from routing_tf.layers.caches.next_token import NotCast
 from routing_tf.layers.caches.rows import last_token
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.masks import Segments
 from routing_tf.layers.support.masks import combine_masks
-from routing_tf.layers.support.not_cast import NotCast
+from routing_tf.layers.support.masks import offsets_behind
 from routing_tf.layers.support.positions import Positions
-from routing_tf.layers.support.segments import Segments
-from routing_tf.layers.support.segments import offsets_behind
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
@@ -428,7 +428,7 @@ def with_tokens(cache, index, tokens, real=None):
     positions = ops.broadcast_to(positions, (batch, number))
     is_new = positions >= index
     places = ops.clip(positions - index, 0, length - 1)
-    new = gathering.gather(tokens[:, None], places[:, None])[:, 0]
+    new = tensors.gather(tokens[:, None], places[:, None])[:, 0]
     return {
         "tokens": ops.where(is_new[..., None], new, cache["tokens"]),
         "positions": ops.where(is_new, positions, cache["positions"]),

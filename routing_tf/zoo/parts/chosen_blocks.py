@@ -18,17 +18,16 @@ from routing_tf.layers.routing import membership
 from routing_tf.layers.routing.cluster_order import ClusterOrder
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
 from routing_tf.layers.support import backends
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.blocks import break_into_blocks
-from routing_tf.layers.support.blocks import put_back_blocks
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.head_inputs import HeadInputs
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
 from routing_tf.layers.support.masks import known_mask
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.tensors import break_into_blocks
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import numbers
+from routing_tf.layers.support.tensors import product
+from routing_tf.layers.support.tensors import put_back_blocks
 
 # A fraction of a query's largest score. It exceeds the differences that rounding, which
 # depends on shapes, makes between equal blocks in one pass and in pieces.
@@ -161,7 +160,7 @@ def key_means(sums, counts):
 def comparable(query):
     """Scales queries to a largest entry of 1: products neither vanish nor overflow."""
     query = ops.cast(query, "float32")
-    length = extremes.largest(ops.abs(query), axis=-1, keepdims=True)
+    length = tensors.largest(ops.abs(query), axis=-1, keepdims=True)
     return query / ops.where(length > 0, length, 1)
 
 
@@ -185,7 +184,7 @@ def best_blocks(scores, candidates, count, training=None):
     if not training:
         sizes = ops.abs(scores)
         sizes = ops.where(sizes < LARGEST, sizes, 0)
-        near_tie = NEAR_TIE * extremes.largest(sizes, axis=-1, keepdims=True)
+        near_tie = NEAR_TIE * tensors.largest(sizes, axis=-1, keepdims=True)
         scores = membership.settled(scores, count, near_tie)
     best, blocks = backends.top_k(scores, count)
     return ops.where(best > -LARGEST, ops.cast(blocks, "int32"), num_blocks)
@@ -219,7 +218,7 @@ def entries_of(scores, blocks):
     leading = (batch, heads * math.prod(rest))
     table = ops.reshape(scores, (*leading, num_blocks))
     places = ops.reshape(blocks, (*leading, ops.shape(blocks)[-1]))
-    found = gathering.entries_at(table, ops.minimum(places, num_blocks - 1))
+    found = tensors.entries_at(table, ops.minimum(places, num_blocks - 1))
     found = ops.reshape(found, ops.shape(blocks))
     return ops.where(blocks < num_blocks, found, large_negative("float32"))
 
@@ -277,7 +276,7 @@ def _chosen_blocks(dot_product, query, blocks, chosen, training):
     def read(x):
         """From `[B, 1 or H, G, S, ...]` to `[B, H, N, S, ...]`."""
         x = ops.broadcast_to(x, (batch, heads, *ops.shape(x)[2:]))
-        return gathering.gather_blocks(x, block)
+        return tensors.gather_blocks(x, block)
 
     distances = None
     if dot_product.max_relative_position is not None:
@@ -316,7 +315,7 @@ def step(group, tokens, query, chosen, size, index):
     if chosen is not None:
         block = ops.concatenate([block, chosen[:, :, 0]], axis=-1)
     blocks = ops.reshape(tokens, (batch, heads, num_blocks, size, row))
-    read = gathering.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
+    read = tensors.gather_blocks(blocks, ops.minimum(block, num_blocks - 1))
     places = block[..., None] * size + numbers(size)
     shape = (batch, heads, block.shape[2] * size)
     places, read = ops.reshape(places, shape), ops.reshape(read, (*shape, row))

@@ -2,8 +2,8 @@
 
 from keras import ops
 
-from routing_tf.layers.support.initializers import cloned
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import cloned
 
 EPSILON = 1e-5
 

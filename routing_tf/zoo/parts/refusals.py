@@ -3,7 +3,7 @@
 from keras import ops
 
 from routing_tf.layers import HeadGroup
-from routing_tf.layers.heads.refusals import of_one_length
+from routing_tf.layers.heads.head_group import of_one_length
 
 # Arguments of `HeadGroup`, with the values that leave them out.
 NEUTRAL = {

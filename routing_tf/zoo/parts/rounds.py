@@ -12,11 +12,9 @@ from keras import ops
 
 from routing_tf.layers.routing.cluster_order import SortedTokens
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support import extremes
-from routing_tf.layers.support import gathering
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import num_parts
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import num_parts
 
 
 class SortedOrder:
@@ -39,23 +37,23 @@ class SortedOrder:
 
     def arrange(self, x):
         """Puts `[B, F, L, D]` into chunks, `[B, F, N, C, D]`, followed by zeros."""
-        x = gathering.gather(x, self.tokens)
-        return blocks.break_into_blocks(x, self.size, axis=2)
+        x = tensors.gather(x, self.tokens)
+        return tensors.break_into_blocks(x, self.size, axis=2)
 
     def windows(self, x):
         """Joins each chunk with the one before it, to `[B, F, N, 2 * C, D]`."""
-        return blocks.memory_windows(x, (1,), (0,), axis=2)
+        return tensors.memory_windows(x, (1,), (0,), axis=2)
 
     def restore(self, x):
         """Undoes `arrange`."""
         batch, heads, chunks, slots, dim = ops.shape(x)
         x = ops.reshape(x, (batch, heads, chunks * slots, dim))
-        return gathering.gather(x, self.places)
+        return tensors.gather(x, self.places)
 
     def entries(self, x):
         """From a bias of keys `[B, 1, L]` to what chunks read `[B, F, N, 1, 2 * C]`."""
-        x = gathering.gather_entries(x, self.tokens, self.length)
-        x = blocks.break_into_blocks(x, self.size, axis=2)
+        x = tensors.gather_entries(x, self.tokens, self.length)
+        x = tensors.break_into_blocks(x, self.size, axis=2)
         return ops.swapaxes(self.windows(x[..., None]), -1, -2)
 
 
@@ -86,7 +84,7 @@ class Rounds:
         self._is_alone = None
         if not sees_itself:
             alone = ops.cast(end - first <= 1, "int32")
-            self._is_alone = extremes.smallest(unfolded(alone, num_rounds), axis=-1) > 0
+            self._is_alone = tensors.smallest(unfolded(alone, num_rounds), axis=-1) > 0
 
     def bias(self, places, ranges):
         """Returns minus the logarithm of the number of rounds that show a key.

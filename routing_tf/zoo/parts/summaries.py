@@ -10,15 +10,15 @@ from routing_tf.layers.caches import recent_tokens
 from routing_tf.layers.caches import rows
 from routing_tf.layers.routing.cluster_order import chunk_size_for
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
-from routing_tf.layers.support import blocks
-from routing_tf.layers.support.blocks import break_into_blocks
-from routing_tf.layers.support.blocks import memory_windows
-from routing_tf.layers.support.initializers import cloned
-from routing_tf.layers.support.lengths import is_known
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.lengths import numbers
+from routing_tf.layers.support import tensors
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.masks import known_mask
-from routing_tf.layers.support.serialization import ConfiguredLayer
+from routing_tf.layers.support.tensors import break_into_blocks
+from routing_tf.layers.support.tensors import is_known
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import memory_windows
+from routing_tf.layers.support.tensors import numbers
 from routing_tf.zoo.parts import refusals
 
 NO_WINDOW = "a window consists of places in the sequence of the queries"
@@ -46,8 +46,8 @@ def attend_near(dot_product, inputs, window, training=None):
     after = 0 if inputs.use_causal_mask else before
 
     def windows(x):
-        cut = blocks.break_into_blocks(x, size, axis=2)
-        return blocks.memory_windows(cut, (before,), (after,), axis=2)
+        cut = tensors.break_into_blocks(x, size, axis=2)
+        return tensors.memory_windows(cut, (before,), (after,), axis=2)
 
     real = windows(known_mask(inputs.value, inputs.value_mask))
     back = numbers(size)[:, None] + before * size
@@ -55,7 +55,7 @@ def attend_near(dot_product, inputs, window, training=None):
     is_near = (back >= (1 - window if after else 0)) & (back < window)
     bias = inputs.token_bias
     results = dot_product(
-        blocks.break_into_blocks(inputs.query, size, axis=2),
+        tensors.break_into_blocks(inputs.query, size, axis=2),
         windows(inputs.key),
         windows(inputs.value),
         attention_mask=ops.logical_and(real[..., None, :], is_near),
@@ -64,7 +64,7 @@ def attend_near(dot_product, inputs, window, training=None):
         return_logsumexp=True,
         training=training,
     )
-    return [blocks.put_back_blocks(x, length, axis=2) for x in results]
+    return [tensors.put_back_blocks(x, length, axis=2) for x in results]
 
 
 def step_near(group, tokens, query, window, index):
@@ -229,7 +229,7 @@ class SummaryHeads(HeadGroup):
         block = self.block_length or length_of(inputs.value, 2)
         real = known_mask(inputs.value, inputs.value_mask)
         key, value, real, bias = (
-            None if x is None else blocks.break_into_blocks(x, block, axis=2)
+            None if x is None else tensors.break_into_blocks(x, block, axis=2)
             for x in (inputs.key, inputs.value, real, inputs.token_bias)
         )
         key, value = self.summarized(key, value, real, bias)

@@ -3,14 +3,14 @@
 import keras
 from keras import ops
 
-from routing_tf.layers.routing.held_updates import update_or_hold
-from routing_tf.layers.support import batch_losses
-from routing_tf.layers.support.argument import Argument
+from routing_tf.layers.support import parts_of_batches
 from routing_tf.layers.support.backends import top_k
-from routing_tf.layers.support.extremes import largest
-from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import cloned
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.parts_of_batches import update_or_hold
+from routing_tf.layers.support.tensors import largest
+from routing_tf.layers.support.tensors import product
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_not_negative
 from routing_tf.layers.support.validation import check_positive_integer
@@ -331,14 +331,14 @@ class CompressiveAttention(TransformerXLAttention):
         update_or_hold(self, [ops.stop_gradient(total), number])
         if self.compression == "convolution" and self.reconstruction_weight:
             own = [self.reconstruction_weight * total]
-            batch_losses.add_batch_loss(
-                self, "reconstruction_loss", own, [number], batch_losses.mean
+            parts_of_batches.add_batch_loss(
+                self, "reconstruction_loss", own, [number], parts_of_batches.mean
             )
 
     def move(self, statistics):
         """Writes the statistics of a step; see `OnlineKMeans.move`."""
         total, number = statistics
-        mean = batch_losses.mean([total], [number])
+        mean = parts_of_batches.mean([total], [number])
         self.statistics["reconstruction_loss"].assign(mean)
 
 

@@ -6,12 +6,12 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.blocks.transformer_block import STEPS
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.lengths import length_of
-from routing_tf.layers.support.not_cast import NotCast
-from routing_tf.layers.support.not_cast import refuse_symbolic
-from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import deserialize
+from routing_tf.layers.caches.next_token import NotCast
+from routing_tf.layers.caches.next_token import refuse_symbolic
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import deserialize
+from routing_tf.layers.support.tensors import length_of
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.layers.support.validation import static_length

@@ -5,14 +5,14 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.blocks.transformer_block import LAYER_NORM_EPSILON
-from routing_tf.layers.support.argument import Argument
-from routing_tf.layers.support.initializers import cloned
+from routing_tf.layers.support.configs import Argument
+from routing_tf.layers.support.configs import ConfiguredLayer
+from routing_tf.layers.support.configs import cloned
+from routing_tf.layers.support.configs import serialize
 from routing_tf.layers.support.keras_internals import OwnLosses
-from routing_tf.layers.support.lengths import length_of
 from routing_tf.layers.support.masks import large_negative
-from routing_tf.layers.support.products import product
-from routing_tf.layers.support.serialization import ConfiguredLayer
-from routing_tf.layers.support.serialization import serialize
+from routing_tf.layers.support.tensors import length_of
+from routing_tf.layers.support.tensors import product
 from routing_tf.layers.support.validation import check_flag
 from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer

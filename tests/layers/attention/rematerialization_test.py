@@ -12,7 +12,7 @@ from routing_tf import layers
 from routing_tf import zoo
 from routing_tf.layers.attention import mixed_attention
 from routing_tf.layers.attention.rematerialization import train_and_forget
-from routing_tf.layers.support.stated_gradients import are_stated
+from routing_tf.layers.support.backends import are_stated
 from tests import golden_cases
 from tests.layers import helpers
 from tests.zoo import cases

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from routing_tf import layers
-from routing_tf.layers.support.segments import Segments
+from routing_tf.layers.support.masks import Segments
 from tests import golden_cases
 from tests.layers import helpers
 from tests.layers import kinds

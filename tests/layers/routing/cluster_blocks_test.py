@@ -12,7 +12,7 @@ from routing_tf import zoo
 from routing_tf.layers.routing import last_members
 from routing_tf.layers.routing.cluster_blocks import ClusterBlocks
 from routing_tf.layers.routing.cluster_blocks import block_size_for
-from routing_tf.layers.support import data_shapes
+from routing_tf.layers.support import backends
 from tests import golden_cases
 from tests.layers import helpers
 
@@ -95,7 +95,7 @@ def test_blocks_give_what_static_shapes_give(way, crowded, monkeypatch):
         wrt.append("key")
     else:
         del arguments["key"]
-    for shapes in (data_shapes.static_shapes(), contextlib.nullcontext()):
+    for shapes in (backends.static_shapes(), contextlib.nullcontext()):
         group = heads(**options)
         with shapes:
             found.append(golden_cases.gradients(group, objective, arguments, wrt))

@@ -5,7 +5,7 @@ import pytest
 from keras import ops
 
 from routing_tf.layers.routing import membership
-from routing_tf.layers.support import gathering
+from routing_tf.layers.support import tensors
 from tests import golden_cases
 
 WINDOW = 3
@@ -32,7 +32,7 @@ def test_members_equal_release(choose, prefix):
     expected = case[f"out/{prefix}idx"]
     np.testing.assert_array_equal(golden_cases.to_numpy(members), expected[..., -1])
     for name in "qkv":
-        gathered = golden_cases.to_numpy(gathering.gather(case[f"in/{name}"], members))
+        gathered = golden_cases.to_numpy(tensors.gather(case[f"in/{name}"], members))
         np.testing.assert_array_equal(gathered, case[f"out/{prefix}{name}"])
     scattered = membership.scatter_mean(
         ops.convert_to_tensor(case["in/clustered"]), members, 12, count_offset=0.01

@@ -10,7 +10,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf import zoo
-from routing_tf.layers.softmax.rotary_position import rotate
+from routing_tf.layers.softmax.queries_and_keys import rotate
 from tests import golden_cases
 from tests.layers import helpers
 

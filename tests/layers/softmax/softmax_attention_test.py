@@ -5,7 +5,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.softmax import softmax_attention
-from routing_tf.layers.support.stated_gradients import are_stated
+from routing_tf.layers.support.backends import are_stated
 from tests import golden_cases
 from tests.layers.helpers import dense_attention
 from tests.layers.helpers import normal

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from routing_tf.layers.support import blocks
+from routing_tf.layers.support import tensors
 from routing_tf.layers.support.positions import Positions
 from tests import golden_cases
 
@@ -11,10 +11,10 @@ from tests import golden_cases
 def test_shift_right_equals_release():
     case = golden_cases.load("pieces/right_shift_blockwise_1d.npz")
     for source, expected in (("in/x", "out/float"), ("in/ids", "out/ids")):
-        shifted = golden_cases.to_numpy(blocks.shift_right(case[source]))
+        shifted = golden_cases.to_numpy(tensors.shift_right(case[source]))
         assert shifted.dtype == case[source].dtype
         np.testing.assert_array_equal(shifted, case[expected])
-    ids = golden_cases.to_numpy(blocks.shift_right(np.array([[3, 4, 5]])))
+    ids = golden_cases.to_numpy(tensors.shift_right(np.array([[3, 4, 5]])))
     np.testing.assert_array_equal(ids, [[0, 3, 4]])
 
 
@@ -24,7 +24,7 @@ def test_shift_right_on_two_axes_equals_release():
     for source, expected in (("in/x", "out/float"), ("in/ids", "out/ids")):
         x = case[source]
         sequence = order.arrange(x.reshape(2, 48, -1), axis=1)
-        shifted = order.restore(blocks.shift_right(sequence), axis=1)
+        shifted = order.restore(tensors.shift_right(sequence), axis=1)
         shifted = golden_cases.to_numpy(shifted).reshape(x.shape)
         np.testing.assert_array_equal(shifted, case[expected])
 
@@ -68,7 +68,7 @@ def test_memory_windows_equal_release(layout, name, lengths, masked):
     pairs = zip(layout.config[f"flange_{name}"], shape, strict=True)
     before = tuple(flange // block for flange, block in pairs)
     after = (0, *before[1:]) if masked else before
-    windows = blocks.memory_windows(cut, before, after, axis=1)
+    windows = tensors.memory_windows(cut, before, after, axis=1)
     kind = "masked" if masked else "unmasked"
     expected = layout[f"out/memory_blocks_{name}_{kind}"]
     np.testing.assert_array_equal(golden_cases.to_numpy(windows), expected)
@@ -80,5 +80,5 @@ def test_padding_equals_release(layout, name, multiples):
     x = layout[f"in/x{name[0]}"]
     for axis, multiple in multiples.items():
         assert expected.shape[axis] % multiple == 0
-        x = blocks.pad_to_multiple(x, multiple, axis)
+        x = tensors.pad_to_multiple(x, multiple, axis)
     np.testing.assert_array_equal(golden_cases.to_numpy(x), expected)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from routing_tf.layers.support.products import product
+from routing_tf.layers.support.tensors import product
 from tests.layers.helpers import normal
 from tests.layers.helpers import only_on
 

@@ -9,8 +9,8 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf import zoo
-from routing_tf.layers.support.segments import Segments
-from routing_tf.layers.support.segments import next_positions
+from routing_tf.layers.support.masks import Segments
+from routing_tf.layers.support.masks import next_positions
 from routing_tf.models.release import heads as release_heads
 from tests import golden_cases
 from tests.layers import helpers

@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turned by the position of their token.
+"""What changes queries and keys before their products: a norm, and rotary positions.
 
 The product of a turned query and a turned key depends on the positions only through the
 distance of the two tokens, without a table of distances.
@@ -11,7 +11,20 @@ import keras
 import numpy as np
 from keras import ops
 
-from routing_tf.layers.support.lengths import length_of
+from routing_tf.layers.support.tensors import length_of
+
+EPSILON = 1e-6
+
+
+def normalized(x, scale, factor=1.0):
+    """Normalises the last axis, at least in float32; `factor` multiplies the result.
+
+    Reference: Zhang, Sennrich (https://arxiv.org/abs/1910.07467).
+    """
+    exact = ops.cast(x, keras.backend.result_type(x.dtype, "float32"))
+    mean = ops.mean(ops.square(exact), axis=-1, keepdims=True)
+    unit = exact * ops.rsqrt(mean + EPSILON * factor**2) * factor
+    return ops.cast(unit * ops.cast(scale, unit.dtype), x.dtype)
 
 
 def rotate(x, first_position, wavelength, positions=None):

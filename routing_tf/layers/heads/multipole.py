@@ -26,6 +26,7 @@ from routing_tf.layers.routing.pairs import Turn
 from routing_tf.layers.routing.pairs import document_places
 from routing_tf.layers.routing.routed_tokens import RoutedTokens
 from routing_tf.layers.routing.routed_tokens import real_tokens
+from routing_tf.layers.support import key_heads
 from routing_tf.layers.support import key_shift as shift
 from routing_tf.layers.support.argument import Argument
 from routing_tf.layers.support.key_shift import read_next_values
@@ -41,6 +42,7 @@ from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 
 NORMALIZATIONS = (None, "layer")
+CHOICES = ("mass", "centroid")
 # Pairs are flushed in blocks of this many, unless fewer are near.
 BLOCK_LENGTH = 64
 
@@ -106,6 +108,11 @@ class MultipoleHeads(ClusteredHeads):
             `attention_window`. With more than an equal share, busy clusters of great
             mass are read further back, and the last ones get what is left. None (the
             default) for an equal share, `attention_window // clusters_per_query`.
+        choice: which clusters are best for a query: `"mass"` (the default), those of
+            the greatest mass; or `"centroid"`, those with the highest scores, as in
+            token choice. With shared queries and keys the first one is then the
+            cluster of its own key, and heads that are trained from scratch learn
+            faster.
         **kwargs: arguments of `Clustering`, which say how centroids move;
             `exploring_queries` of `ClusteredHeads`; and arguments of `HeadGroup`,
             without relative positions.
@@ -149,6 +156,7 @@ class MultipoleHeads(ClusteredHeads):
     far_distance = Argument(check_optional_integer)
     sink_logits = Argument(check_flag)
     members_per_cluster = Argument(check_optional_integer)
+    choice = Argument(check_choice, CHOICES)
 
     def __init__(
         self,
@@ -166,6 +174,7 @@ class MultipoleHeads(ClusteredHeads):
         far_distance=None,
         sink_logits=False,
         members_per_cluster=None,
+        choice="mass",
         **kwargs,
     ):
         clustering, kwargs = Clustering.taken_from(kwargs)
@@ -183,6 +192,7 @@ class MultipoleHeads(ClusteredHeads):
         self.far_distance = far_distance
         self.sink_logits = sink_logits
         self.members_per_cluster = members_per_cluster
+        self.choice = choice
         self._check_together()
 
     def _check_together(self):
@@ -317,7 +327,7 @@ class MultipoleHeads(ClusteredHeads):
             if segments is not None:
                 refuse_segments(self, "means of another sequence cross their borders")
             return self._attend_to_memory(queries, pairs, starts, training)
-        queries = Queries(*queries, places, segments, starts)
+        queries = Queries(*queries, places, segments=segments, starts=starts)
         kind = MultipolePass if inputs.use_causal_mask else TwoSidedPass
         if segments is not None:
             return kind(self, queries, pairs).attend(training)
@@ -332,7 +342,8 @@ class MultipoleHeads(ClusteredHeads):
         table = multipole_cache.table_of(pairs, clusters, self.num_clusters)
         reads_of = functools.partial(reads_of_pairs, self, pairs, clusters)
         first = pairs.first(starts, self.num_sinks)
-        return attend_to_memory(self, queries[0], first, table, reads_of, training)
+        query, _, scores = queries
+        return attend_to_memory(self, query, scores, first, table, reads_of, training)
 
     def _pairs(self, inputs, keys, places, segments=None):
         bias = inputs.token_bias
@@ -349,24 +360,36 @@ class MultipoleHeads(ClusteredHeads):
     def compared(self, inputs, training=None):
         """Returns queries, as they see near pairs and far ones, and what pairs have.
 
-        The latter is a dict of `[batch, key heads, length, ...]`: keys, keys as seen
+        The former are followed by `scores_of`. The latter is a dict of `[batch, key heads, length, ...]`: keys, keys as seen
         from far unless they are the same, and clusters. Training moves the centroids.
         """
         query, key = self.vectors(inputs)
+        is_key = self.share_query_key and not inputs.is_cross_attention
+        scores = self.scores_of(key if is_key else query)
         (assigned,) = self.assign(
             [normalize(key)], [inputs.key_mask], training, inputs.adds_losses
         )
         keys = {"key": key, "clusters": assigned.numbers[..., None]}
         if not self.rotary_positions:
-            return (query, query), keys
+            return (query, query, scores), keys
         keys["key"], turned = self.rotated(key, inputs), self.rotated(query, inputs)
         if self.far_distance is None:
-            return (turned, turned), keys
+            return (turned, turned, scores), keys
         distance, zero = (
             ops.full((1, 1, 1), x, "int32") for x in (self.far_distance, 0)
         )
         keys["far_key"] = self.turned(key, positions=zero)
-        return (turned, self.turned(query, positions=distance)), keys
+        return (turned, self.turned(query, positions=distance), scores), keys
+
+    def scores_of(self, query):
+        """Returns scores of clusters, `<float32>[B, H, L, K]`; None where mass counts.
+
+        The centroids do not move.
+        """
+        if self.choice == "mass":
+            return None
+        rows = key_heads.in_one_sequence(normalize(query), self.num_key_heads)
+        return key_heads.in_heads(self.kmeans.scores(rows), query)
 
     def vectors(self, inputs):
         """Returns queries and keys as they are compared, not yet turned."""
@@ -458,6 +481,7 @@ class MultipoleHeads(ClusteredHeads):
         first = multipole_cache.pairs_of(self, cache["first"])
         reads_of = functools.partial(reads_of_cache, self, cache)
         table = multipole_cache.table(cache)
-        output = attend_to_memory(self, query, first, table, reads_of)
+        scores = self.scores_of(query)
+        output = attend_to_memory(self, query, scores, first, table, reads_of)
         output = without_padding(output, inputs.query_mask)
         return ops.cast(output, self.compute_dtype), cache

@@ -360,8 +360,9 @@ class MultipoleHeads(ClusteredHeads):
     def compared(self, inputs, training=None):
         """Returns queries, as they see near pairs and far ones, and what pairs have.
 
-        The former are followed by `scores_of`. The latter is a dict of `[batch, key heads, length, ...]`: keys, keys as seen
-        from far unless they are the same, and clusters. Training moves the centroids.
+        The former are followed by `scores_of`. The latter is a dict of
+        `[batch, key heads, length, ...]`: keys, keys as seen from far unless they are
+        the same, and clusters. Training moves the centroids.
         """
         query, key = self.vectors(inputs)
         is_key = self.share_query_key and not inputs.is_cross_attention

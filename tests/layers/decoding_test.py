@@ -35,7 +35,10 @@ CASES = {
         kinds.APART["multipole_apart"], keeps_all=True, key_shift=1
     ),
     "budget": functools.partial(
-        kinds.APART["multipole_apart"], attention_window=5, members_per_cluster=4
+        kinds.APART["multipole_apart"],
+        attention_window=5,
+        members_per_cluster=4,
+        choice="centroid",
     ),
     "far": functools.partial(
         kinds.APART["multipole_apart"], rotary_positions=True, far_distance=7

@@ -93,8 +93,10 @@ class ClusterOrder:
         """
         number = ops.max(self.first_chunk[..., -1]) + 1
         self.num_chunks = number = ops.minimum(number, self.num_chunks)
-        for name in ("cluster_of_chunk", "rank_of_chunk", "tokens", "is_filled"):
-            setattr(self, name, getattr(self, name)[:, :, :number])
+        self.cluster_of_chunk = self.cluster_of_chunk[:, :, :number]
+        self.rank_of_chunk = self.rank_of_chunk[:, :, :number]
+        self.tokens = self.tokens[:, :, :number]
+        self.is_filled = self.is_filled[:, :, :number]
         self.slots = ops.minimum(self.slots, number * self.chunk_size - 1)
 
     def arrange(self, x):

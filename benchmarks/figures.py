@@ -48,7 +48,10 @@ CONTESTS = {
     "scaling": (scaling, contenders.scaling),
     "decode": (decode, decode.cases_of),
     "train step": (train_step, train_step.cases_of),
+    "SmolLM2": (attention, contenders.smollm2),
 }
+# What is computed there, in place of forward and backward pass.
+KINDS = {"decode": "decode", "train step": STEP, "SmolLM2": "forward"}
 PEERS = ("torch", "jax", "routing_transformer")
 # Fewer turns where a run takes seconds.
 LONG = ("--rounds=2", "--warm_up_runs=3")
@@ -63,7 +66,7 @@ class Group:
         length: number of tokens.
         names: contenders in the order in which they run.
         compare: name of the reference.
-        dtype: what they compute in; the reference computes in float32.
+        dtype: what they compute in; the reference computes in `--compare_dtype`.
         arguments: flags of the command.
     """
 
@@ -77,7 +80,7 @@ class Group:
     @property
     def kind(self):
         """What is computed, the heading of the command's tables."""
-        return {"decode": "decode", "train step": STEP}.get(self.what, BOTH)
+        return KINDS.get(self.what, BOTH)
 
     def settings(self, case):
         """What the record calls the row of a `Case` or a `Row`."""
@@ -100,7 +103,7 @@ class Group:
         ]
         if not todo or is_over():
             return
-        candidates = cases_of(self.length, self.kind, "float32", options)
+        candidates = cases_of(self.length, self.kind, options.compare_dtype, options)
         (reference,) = contenders.choose(candidates, [self.compare])
         known = figure_tables.rows_of(results, self.what)
         turns = contest.Contest(options, len(todo), known, has_floor=False)

@@ -80,8 +80,9 @@ class Products(KerasAttention):
         output = in_pieces(
             lambda query, key, value: ops.matmul(ops.matmul(query, key), value),
             number,
-            (self.query, key, value),
-            {},
+            self.query,
+            key,
+            value,
         )
         return ops.reshape(output, (1, query.shape[1], -1, self.size))
 

@@ -129,6 +129,36 @@ def recompute(sizes, length, pattern, relative, dtype, xla):
     return lambda: ops.convert_to_numpy(function(tokens))
 
 
+def smollm2(heads, length, dtype, xla):
+    """Returns a function that calls SmolLM2-135M on all tokens of a text.
+
+    Args:
+        heads: `"full attention"`, or `"multipole"` for those of `benchmarks.retrofit`
+            with 260 keys and random centroids.
+        length: number of tokens.
+        dtype: `"float32"` or `"bfloat16"`.
+        xla: whether XLA compiles it on TensorFlow.
+    """
+    # They need packages of their own.
+    from benchmarks.retrofit import contenders
+    from benchmarks.retrofit import smollm2 as model
+
+    lm = model.load(dtype=dtype)
+    tokens = _tokens(49152, (1, length))
+    if heads == "multipole":
+        random = contenders.CONTENDERS["multipole with random centroids"]
+        random.put_into(lm, 260, tokens[:, :128])
+    lm.compile(jit_compile=xla)
+
+    def last(token_ids):
+        mask = ops.ones_like(token_ids)
+        hidden = lm.backbone({"token_ids": token_ids, "padding_mask": mask})
+        return hidden[:, -1]
+
+    function = compiled(lm, last)
+    return lambda: ops.convert_to_numpy(function(tokens))
+
+
 def hyperparameters(sizes, length, pattern, relative, remat=None):
     """Returns the settings of a model; a dense one has full heads alone."""
     num_local = 0 if pattern == "dense" else sizes["num_heads"] // 2

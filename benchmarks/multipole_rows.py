@@ -1,8 +1,10 @@
-"""Multipole heads of other settings than `routing="multipole"` has, by name.
+"""Multipole heads with settings that `routing="multipole"` does not have, by name.
 
-`--import=benchmarks.multipole_rows` registers them for `routing`. A query reads about
-as many keys as with token choice in the same window: near pairs and members.
+`--import=benchmarks.multipole_rows` registers them for `routing`. A query reads as many
+keys as with token choice in the same window: recent pairs and members of one cluster.
 """
+
+import functools
 
 from routing_tf import layers
 from routing_tf.models import patterns
@@ -12,37 +14,26 @@ from routing_tf.zoo import Pattern
 BLOCK = 16  # pairs that stop being near at once
 
 
-def of_window(clusters_per_query, **settings):
-    """Returns the settings of heads whose near pairs and members fill the window."""
-
-    def made(sizes):
-        near = settings.get("num_recent", 0) + BLOCK
-        return {
-            "num_clusters": sizes.num_clusters,
-            "attention_window": sizes.attention_window - near,
-            "clusters_per_query": clusters_per_query,
-            "num_recent": 0,
-            "num_sinks": 0,
-            "block_length": BLOCK,
-            "normalization": "layer",
-            **settings,
-        }
-
-    return made
+def of_one_cluster(sizes, choice):
+    """Returns the settings of heads in which a query reads one cluster."""
+    return {
+        "num_clusters": sizes.num_clusters,
+        "attention_window": sizes.attention_window - BLOCK,
+        "clusters_per_query": 1,
+        "num_recent": 0,
+        "num_sinks": 0,
+        "block_length": BLOCK,
+        "normalization": "layer",
+        "choice": choice,
+    }
 
 
-ROWS = {
-    "multipole_one": of_window(1),
-    "multipole_two": of_window(2),
-    "multipole_four": of_window(4),
-    "multipole_plain": of_window(4, normalization=None),
-    "multipole_near": of_window(1, num_recent=16),
-}
-for name, settings in ROWS.items():
+ROWS = {f"multipole_by_{choice}": choice for choice in ("mass", "centroid")}
+for name, choice in ROWS.items():
     if name not in PATTERNS and patterns.find(name) is None:
         own = Pattern(
             layers.MultipoleHeads,
-            settings,
+            functools.partial(of_one_cluster, choice=choice),
             has_relative_positions=False,
             is_bounded=True,
             has_centroids=True,

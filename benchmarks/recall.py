@@ -32,7 +32,7 @@ from benchmarks.tasks import mqar
 OF_TABLE = ("full", "local", "hashed", "random", "expert choice", "token choice")
 PATTERNS = (*OF_TABLE, "multipole")
 CLUSTERED, ROUTED = PATTERNS[2:], PATTERNS[4:]
-CHOOSING = ("hashed", "random", "token choice")  # clusters, by token
+CHOOSING = ("hashed", "random", "token choice")  # each token its cluster
 OF_ALL_CLUSTERED = ("share_query_key", "query_cluster")  # arguments
 OF_HASHED = ("num_rounds",)
 TUNING = (128, 8, 32)  # length, pairs and window
@@ -190,7 +190,8 @@ class Benchmark:
             self._train(self.settings(row, place, seed))
 
     def _train(self, settings):
-        chooses = settings.pattern in CHOOSING
+        by_centroid = settings.options.get("choice") == "centroid"
+        chooses = settings.pattern in CHOOSING or by_centroid
         diagnose = self.options.diagnose and chooses
         known = self._found(settings)
         if known and (not diagnose or "diagnosis" in known):

@@ -183,9 +183,10 @@ class Network:
         number = getattr(group, "clusters_per_query", 1)
         read = np.argsort(-np.asarray(scores[0]), axis=-1, kind="stable")[..., :number]
         keys = np.argmax(scores[-1], axis=-1)
-        s = self.settings
+        # Of multipole heads it leaves out matches that are near.
+        window, shift = group.attention_window, self.settings.key_shift
         return recall_data.routing_figures(
-            examples, read, keys, s.window, s.key_shift, scores[0].shape[-1]
+            examples, read, keys, window, shift, scores[0].shape[-1]
         )
 
 

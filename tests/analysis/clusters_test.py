@@ -55,9 +55,9 @@ def test_by_numbers(options, name, members):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"layer": 0}, r"`layer` must be one of the .*, \[1, 2\]. Received: layer=0"),
-        ({"head": 3}, r"`head` must be one of .*, \[0, 1, 2\]. Received: head=3"),
-        ({"cluster": 3}, r"`cluster` must be one of .*, \[0, 1, 2\]. Rec.*cluster=3"),
+        ({"layer": 0}, r"`layer`.* \[1, 2\]\. .*layer=0"),
+        ({"head": 3}, r"`head`.* \[0, 1, 2\]\. .*head=3"),
+        ({"cluster": 3}, r"`cluster`.* \[0, 1, 2\]\. .*cluster=3"),
     ],
 )
 def test_no_such_cluster(options, message):
@@ -67,5 +67,5 @@ def test_no_such_cluster(options, message):
 
 def test_no_clusters_at_all():
     assert find_cluster(attention()[:1]) is None
-    with pytest.raises(ValueError, match=r"`layer` must be one of the .*, \[\]"):
+    with pytest.raises(ValueError, match=r"`layer`.* \[\]\. .*layer=0"):
         find_cluster(attention()[:1], layer=0)

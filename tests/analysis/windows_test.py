@@ -47,7 +47,7 @@ def test_short_windows(complete, expected):
     problem = Lines(sequence_length=10)
     problem.complete = complete
     if expected is None:
-        with pytest.raises(ValueError, match="'test' of 'numbers' with windows of 10"):
+        with pytest.raises(ValueError, match="'test' .*'numbers' .* 10 "):
             complete_windows(problem, "test", 2)
     else:
         found = complete_windows(problem, "test", 2)
@@ -71,12 +71,12 @@ def test_a_text():
     np.testing.assert_array_equal(window["token_ids"], [[0, 99, 197, 161]])
     assert window["padding_mask"].tolist() == [[True] * 4]
     assert text_window(lm, "abc", length=2)["token_ids"].tolist() == [[0, 99]]
-    with pytest.raises(ValueError, match="`text` must not be empty"):
+    with pytest.raises(ValueError, match="`text`.*text=''"):
         text_window(lm, "")
 
 
 def test_models_that_take_no_text():
-    with pytest.raises(ValueError, match="Received: one of ids"):
+    with pytest.raises(ValueError, match="`text`.*Received: .*ids$"):
         text_window(small_cases.language_model(), "abc")
-    with pytest.raises(ValueError, match="Received: one of images"):
+    with pytest.raises(ValueError, match="`text`.*Received: .*images$"):
         text_window(small_cases.image_model(), "abc")

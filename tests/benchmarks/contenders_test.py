@@ -17,20 +17,30 @@ LIBRARY = keras.backend.backend()
 options = functools.partial(command_line.parse, attention)
 
 
-def own_cases(device="cpu", dtype="float32"):
+def own_cases(device="cpu", dtype="float32", build="ours"):
     sizes = options("--num_heads=2", "--key_dim=8", "--attention_window=8")
     sizes.device = device
     cases = contenders.attention(32, "forward+backward", dtype, sizes)
     return [
         case
         for case in cases
-        if case.library == LIBRARY and case.build.endswith(":ours")
+        if case.library == LIBRARY and case.build.endswith(f":{build}")
     ]
 
 
-@pytest.mark.parametrize("pattern", ["token choice", "multipole", "local", "full"])
-def test_patterns_run_forward_and_backward(pattern):
-    case = next(case for case in own_cases() if case.arguments["pattern"] == pattern)
+@pytest.mark.parametrize(
+    "build, pattern",
+    [
+        *(
+            ("ours", x)
+            for x in ("token choice", "hashed", "multipole", "local", "full")
+        ),
+        ("products", "token choice"),
+    ],
+)
+def test_patterns_run_forward_and_backward(build, pattern):
+    cases = own_cases(build=build)
+    case = next(case for case in cases if case.arguments["pattern"] == pattern)
     assert worker.timed(worker.build(dataclasses.asdict(case))) > 0
 
 

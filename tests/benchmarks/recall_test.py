@@ -63,7 +63,7 @@ def test_synonyms_are_never_the_same_token():
     assert (first != again).all() and again.min() >= 1 and again.max() < 32
     shifts, counts = np.unique(again - first, return_counts=True)
     assert shifts.tolist() == [-2, -1, 1, 2] and counts.min() > 80
-    with pytest.raises(ValueError, match="`synonyms` must be at least 1, and leave"):
+    with pytest.raises(ValueError, match="`synonyms`.*synonyms=8"):
         recall_data.make_examples(1, 32, 4, 64, seed=0, synonyms=8)
 
 
@@ -95,8 +95,8 @@ def test_fillers_are_of_the_whole_vocabulary():
 @pytest.mark.parametrize(
     "message, length, pairs, vocabulary",
     [
-        ("Received: 31x4.*for example", 31, 4, 64),
-        ("Received: 32x9.*for example", 32, 9, 64),
+        ("Received: 31x4", 31, 4, 64),
+        ("Received: 32x9", 32, 9, 64),
         ("vocabulary=32 .* --vocabulary=64", 32, 4, 32),
     ],
 )
@@ -158,12 +158,12 @@ def test_a_run_is_recorded_before_the_next_one(results, trained, monkeypatch):
 
     def fail(settings, *arguments):
         if settings.pattern == "local":
-            raise OSError("no more")
+            raise OSError(28, "disk.json")
         return train(settings, *arguments)
 
     monkeypatch.setattr(recall_model, "train", fail)
     options = parse(results, "--patterns=full,local", "--key_shifts=1")
-    with pytest.raises(OSError, match="no more"):
+    with pytest.raises(OSError, match=r"disk\.json"):
         recall.benchmark(options)
     (run,) = json.loads(pathlib.Path(options.results).read_text())["runs"]
     assert run["settings"]["pattern"] == "full"
@@ -238,14 +238,14 @@ def test_settings_are_the_key(results, trained):
 @pytest.mark.parametrize(
     "argument, message",
     [
-        ("--sizes=128", "--sizes must be LENGTHxPAIRS.*'128'"),
-        ("--sizes=16x8", "four tokens of the length for each. Received: 16x8"),
-        ("--windows=1", "--windows must be numbers of at least 2.*--windows=1"),
-        ("--windows=33", "--windows must be even.*--windows=33"),
-        ("--learning_rates=fast", "--learning_rates must be numbers"),
-        ("--steps=1,2", "one for each of --sizes.*--steps=1,2"),
+        ("--sizes=128", "--sizes .*Received: '128'"),
+        ("--sizes=16x8", "Received: 16x8"),
+        ("--windows=1", "--windows .*Received: --windows=1"),
+        ("--windows=33", "--windows .*Received: --windows=33"),
+        ("--learning_rates=fast", "--learning_rates .*--learning_rates=fast"),
+        ("--steps=1,2", "--steps .*--steps=1,2 .*--sizes=128x8"),
         ("--options=decay", "name=value.*'decay'"),
-        ("--patterns=all", "--patterns must be any of full"),
+        ("--patterns=all", "--patterns .*--patterns=all"),
     ],
 )
 def test_bad_flags_are_refused(results, argument, message):

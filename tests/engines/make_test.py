@@ -29,21 +29,19 @@ def test_one_device_is_the_default():
 @pytest.mark.parametrize(
     "message, strategy, options",
     [
-        ("one of 'one', 'mirrored', 'multi_worker', ", "two", {}),
+        ("`strategy`.*'multi_worker'.*strategy='two'", "two", {}),
         *(
-            ("strategy 'tpu'.*tpu='local'", strategy, {"tpu": "local"})
+            ("`tpu`.*tpu='local', strategy=", strategy, {"tpu": "local"})
             for strategy in ("one", "mirrored", "multi_worker")
         ),
         # Virtual devices need a strategy for them.
         ("=100, strategy='one'", "one", {"num_virtual_devices": 100}),
         ("=100, strategy='tpu'", "tpu", {"num_virtual_devices": 100}),
         pytest.param(
-            *("`tpu` is for TensorFlow.*--strategy=tpu", "tpu", {"tpu": "local"}),
+            *("`tpu`.*--strategy=tpu", "tpu", {"tpu": "local"}),
             marks=on_jax,
         ),
-        pytest.param(
-            r"a TPU and the package jax\[tpu\].*cpu:0", "tpu", {}, marks=on_jax
-        ),
+        pytest.param(r"jax\[tpu\].*cpu:0", "tpu", {}, marks=on_jax),
     ],
 )
 def test_refused(message, strategy, options):
@@ -53,13 +51,13 @@ def test_refused(message, strategy, options):
 
 def test_refuses_other_backends(monkeypatch):
     monkeypatch.setattr(keras.backend, "backend", lambda: "torch")
-    with pytest.raises(ValueError, match="tensorflow or jax.*torch.*--backend"):
+    with pytest.raises(ValueError, match="'torch'.*--backend"):
         engines.make()
 
 
 def test_refuses_to_cut_a_processor_that_is_in_use():
     keras.ops.ones(3) + 1
-    with pytest.raises(ValueError, match="before (TensorFlow|JAX) is used"):
+    with pytest.raises(ValueError, match="`num_virtual_devices`.*=3"):
         engines.make("mirrored", num_virtual_devices=3)
 
 
@@ -85,7 +83,7 @@ def test_tensorflow_says_how_processes_find_each_other(config, monkeypatch):
     monkeypatch.delenv("TF_CONFIG", raising=False)
     if config is not None:
         monkeypatch.setenv("TF_CONFIG", config)
-    with pytest.raises(ValueError, match="needs TF_CONFIG.* Received: TF_CONFIG="):
+    with pytest.raises(ValueError, match="'multi_worker'.*Received: TF_CONFIG="):
         engines.make("multi_worker")
 
 

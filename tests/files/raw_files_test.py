@@ -68,7 +68,7 @@ class TestReadLines:
             message = refusal(action, path)
             assert "a.gz' must be readable and undamaged" in message
             assert reason in message
-        with pytest.raises(ValueError, match=f"a.gz.*{reason}"):
+        with pytest.raises(ValueError, match="`files`.*/a.gz'"):
             named_files.read_file(path)
 
     @pytest.mark.parametrize("in_zip", [False, True])
@@ -91,7 +91,7 @@ class TestReadLines:
         lines = raw_files.read_lines(path)
         for _ in range(100_000):
             assert next(lines)[1] == "good"
-        with pytest.raises(ValueError, match="line 100001 must be"):
+        with pytest.raises(ValueError, match=r"file\.txt', .* 100001 .*0xff"):
             next(lines)
 
     @pytest.mark.parametrize(

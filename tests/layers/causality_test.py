@@ -237,7 +237,7 @@ def test_the_ways_of_the_release_are_not_causal(kind, has_memory):
     layer = built_attention(partial(make, HEADS, 4, 5, **options, **kinds.RELATIVE))
     memory = [sequence(2, 23, seed=3)] * has_memory
     call = forward(layer, ON_JAX or None)
-    with pytest.raises(AssertionError, match="Arrays are not equal"):
+    with pytest.raises(AssertionError, match=r"\d / \d+ \(.*%\)"):
         assert_causal(call, sequence(2, 41), padding(2, 41), (0, 13, 27, 39), *memory)
 
 

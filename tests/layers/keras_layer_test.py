@@ -197,7 +197,9 @@ def test_lists_are_tuples():
 def test_refuses_a_query_of_another_depth():
     attention = layers.RoutingAttention(**ROUTING)
     attention.build(SHAPE)
-    with pytest.raises(ValueError, match="expected axis -1 .* to have value 8"):
+    with pytest.raises(
+        ValueError, match=r"'routing_attention'.* -1 .* 8, .*\(2, 6, 5\)"
+    ):
         attention(np.ones((2, 6, 5), "float32"))
 
 

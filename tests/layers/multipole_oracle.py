@@ -80,6 +80,7 @@ def of_head(
         query, key = scaled(group, query, key)
     scores = helpers.normalize(key) @ centroids.astype("float64").T
     clusters = scores.argmax(-1)
+    chosen_by = helpers.normalize(query) @ centroids.astype("float64").T
     far_query, far_key = query, key
     if group.rotary_positions:
         far_query, far_key = (turned(group, x, np.arange(len(x))) for x in (query, key))
@@ -105,13 +106,16 @@ def of_head(
         start = np.flatnonzero(own & real)[0]
         pairs = np.flatnonzero(own & exists)
         weights[t] = of_query(
-            group, pairs, start, t, near[t], far[t], bias, clusters, head, causal, cross
+            *(group, pairs, start, t, near[t], far[t], bias, clusters, chosen_by[t]),
+            *(head, causal, cross),
         )
         outputs[t] = weights[t] @ value
     return outputs, weights
 
 
-def of_query(group, pairs, start, t, near, far, bias, clusters, head, causal, cross):
+def of_query(
+    group, pairs, start, t, near, far, bias, clusters, scores, head, causal, cross
+):
     """Returns the weight of each pair for query `t` `[length]`."""
     weights = np.zeros(len(near))
     place = pairs - start
@@ -143,6 +147,8 @@ def of_query(group, pairs, start, t, near, far, bias, clusters, head, causal, cr
         return np.log(len(js)) + capped(np.mean(far[js])) + np.mean(bias[js])
 
     masses = {c: summary(js) for c, js in members.items() if len(js)}
+    if group.choice == "centroid":
+        masses = {c: scores[c] for c in masses}
     chosen = []
     while masses and len(chosen) < group.clusters_per_query:
         best = max(masses.values())

@@ -153,7 +153,8 @@ MORE = {
     "MixtureOfExperts": {"activation": ("tanh", None), "top_k": (3, 2.0, True, None)},
     "MovingThresholds": {"decay": RATES},
     "MultipoleHeads": {
-        **{"normalization": ("unit", 1), "far_distance": (0, 1.5, 9)},
+        **{"normalization": ("unit", 1), "choice": ("score", None)},
+        "far_distance": (0, 1.5, 9),
         **{"block_length": (0, 1.5, 129), "clusters_per_query": (*SIZES, 5)},
         "members_per_cluster": (0, 1.5, 5),
         **{"query_cluster": ("key",), "max_relative_position": (4,)},

@@ -63,11 +63,11 @@ def test_prompts_are_never_cut():
     )
     texts = tf.data.Dataset.from_tensor_slices(["a", "b\xe9c"]).batch(1)
     for prompts in ("b\xe9c", ["a", "b\xe9c"], texts):
-        with pytest.raises(ValueError, match="Received: one with more than 4 tokens"):
+        with pytest.raises(ValueError, match="Received: .* 4 .*max_length=4"):
             lm.generate(prompts, strip_prompt=True)
     assert lm.generate("b\xe9c", max_length=5) == "b\xe9c"
     inputs = texts.map(preprocessor.generate_preprocess)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="more than 4 tokens"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=" 4 .*max_length=4"):
         list(inputs)
 
 
@@ -164,23 +164,23 @@ def test_ids_and_mask_of_other_shapes_are_refused(greedy):
     lm, x, _ = greedy
     for cut in (lambda a: a[0], lambda a: a[:, :4] if a.dtype == bool else a):
         wrong = {name: cut(array) for name, array in x.items()}
-        with pytest.raises(ValueError, match="must both be .batch, length.. Received"):
+        with pytest.raises(ValueError, match=r"`token_ids`.*`padding_mask`.*\("):
             lm.generate(wrong, stop_token_ids=None)
 
 
 @pytest.mark.parametrize(
     "ids, message",
     [
-        ([0, small_models.VOCABULARY_SIZE], "0 to 31"),
-        ([0, -1], "-1 to 0"),
-        ([0, 3 + 2**32], "0 to 4294967299"),
-        ([0, 2.5], "0.0 to 2.5"),
-        ([0, np.nan], "nan to nan"),
+        ([0, small_models.VOCABULARY_SIZE], "0 .* 31"),
+        ([0, -1], "-1 .* 0"),
+        ([0, 3 + 2**32], "0 .* 4294967299"),
+        ([0, 2.5], r"0\.0 .* 2\.5"),
+        ([0, np.nan], "nan .* nan"),
     ],
 )
 def test_ids_that_the_model_does_not_have_are_refused(greedy, ids, message):
     lm, *_ = greedy
-    message = f"Ids must be integers from 0 to 30, .*Received: {message} in "
+    message = f" 30, .*`vocabulary_size`.*Received: {message} "
     rows = np.array([[*ids, -7, -7]])
     with pytest.raises(ValueError, match=message):
         lm.generate(

@@ -131,18 +131,18 @@ def test_settings_that_leave_something_open(message, options):
 
 
 def test_other_kinds_are_refused():
-    with pytest.raises(ValueError, match="which holds a 'seq2seq' model"):
+    with pytest.raises(ValueError, match="`prefix`.*'text'.*'seq2seq'"):
         models.RoutingTransformerCausalLM.from_release_checkpoint(
             prefix("translate_local_cluster512"), hparams={}
         )
-    with pytest.raises(ValueError, match="which holds a 'text' model"):
+    with pytest.raises(ValueError, match="`prefix`.*'image'.*'text'"):
         models.RoutingImageTransformer.from_release_checkpoint(
             prefix("pg19_local_cluster8k"), hparams={}
         )
 
 
 def test_missing_files(tmp_path):
-    with pytest.raises(ValueError, match="must be the path of a TF1 checkpoint"):
+    with pytest.raises(ValueError, match=r"`prefix`.*`\.index`.*model\.ckpt-1'"):
         checkpoints.ReleaseCheckpoint(tmp_path / "model.ckpt-1")
 
 
@@ -200,7 +200,7 @@ def test_slots_beside_the_variables_are_skipped_too(tmp_path):
 
 def test_another_model_is_refused(tmp_path):
     path = write_checkpoint(tmp_path / "model.ckpt", {"dense/kernel": np.zeros(2)})
-    with pytest.raises(ValueError, match="one model of the release.*dense/kernel"):
+    with pytest.raises(ValueError, match="ckpt'.*dense/kernel"):
         checkpoints.ReleaseCheckpoint(path)
 
 
@@ -266,8 +266,8 @@ def test_the_table_of_an_encoder_is_joined(parts, tmp_path):
 @pytest.mark.parametrize(
     "message, name, num_words",
     [
-        ("table of the encoder's ids", "translate_local_cluster512", 2),
-        ("subwords for a model of 50 ids", "pg19_local_cluster8k", 200),
+        ("`vocabulary`.*`encoder_embeddings`", "translate_local_cluster512", 2),
+        ("`vocabulary`.* 120 .* 50 ", "pg19_local_cluster8k", 200),
     ],
 )
 def test_a_vocabulary_must_fit(message, name, num_words, tmp_path):
@@ -302,7 +302,7 @@ def test_what_the_settings_are_read_from_is_named(missing, tmp_path):
     name = "pg19_released_hparams_json"
     arrays = arrays_of(name)
     del arrays[f"sparse_transformer/body/{missing}"]
-    message = f"missing: sparse_transformer/body/{missing}"
+    message = f": sparse_transformer/body/{missing}"
     assert_refused(message, name, arrays, tmp_path)
 
 
@@ -310,21 +310,21 @@ def test_weights_must_be_finite(tmp_path):
     name = "pg19_local_cluster8k"
     arrays = arrays_of(name)
     arrays["sparse_transformer/body/emb_dense/bias"][3] = np.nan
-    assert_refused("must be finite.*emb_dense/bias", name, arrays, tmp_path)
+    assert_refused("ckpt'.*emb_dense/bias", name, arrays, tmp_path)
 
 
 @pytest.mark.parametrize(
     "change, wanted",
     [
-        ({"sparsity_strided_num_heads": None}, "an integer.* 0, for example"),
-        ({"batch_size": "x"}, "an integer"),
-        ({"query_shape": 64}, "a list of integers.*Received: query_shape=64"),
+        ({"sparsity_strided_num_heads": None}, ": 0, .*=None"),
+        ({"batch_size": "x"}, "='x'"),
+        ({"query_shape": 64}, "=64"),
     ],
 )
 def test_hparams_of_another_kind_than_the_release_has(change, wanted):
     name = "wikitext103_local_cluster4k"
     (setting,) = change
-    with pytest.raises(ValueError, match=f"`{setting}` must be {wanted}"):
+    with pytest.raises(ValueError, match=f"`{setting}`.*{wanted}"):
         load(name, hparams={**hparams_of(name), **change})
 
 
@@ -333,5 +333,5 @@ def test_hparams_that_cannot_be_read(content, tmp_path):
     path = tmp_path / "hparams.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ValueError, match="`hparams` must be a "):
+    with pytest.raises(ValueError, match=r"`hparams`.*/hparams\.json'"):
         load("pg19_local_cluster8k", hparams=str(path))

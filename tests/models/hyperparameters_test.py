@@ -23,61 +23,62 @@ SPARSE = {"sparse_projections": True}
 @pytest.mark.parametrize(
     "message, fields",
     [
-        ("must be a positive integer. Received: num_layers=2.0", {"num_layers": 2.0}),
-        ("must be a positive integer. Received: num_layers=True", {"num_layers": True}),
-        ("must be a positive integer. Received: num_layers=None", {"num_layers": None}),
-        ("must be True, False or 'weights'. .*=1", {"remat_attention": 1}),
-        ("`vocabulary_size` must be a positive integer", {"vocabulary_size": 0}),
-        ("`feed_forward` must be one of .*'gelu'", {"feed_forward": "gelu"}),
-        ("`routing` must be one of .*'nearest'", {"routing": "nearest"}),
-        ("a positive integer or None. Received: key_dim='8'", {"key_dim": "8"}),
-        ("must be True or False. Received: ema=1", {"ema": 1}),
-        ("at least 0. Received: learning_rate=True", {"learning_rate": True}),
-        ("must be a name or None. Received: routing=3", {"routing": 3}),
-        ("relative_key_stddev=-1", {"relative_key_stddev": -1}),
-        *(
-            (f"stddev` must be .*={value!r}", {"routed_relative_key_stddev": value})
-            for value in (-1, True, "2", float("nan"))
-        ),
-        ("`logit_soft_cap` must.*=-1.0", {"logit_soft_cap": -1.0}),
-        ("`routed_key_shift` must be 0.*=2", {"routed_key_shift": 2}),
-        ("`local_key_shift` must be 0 or 1.*=True", {"local_key_shift": True}),
         # Of centroids.
-        ("`balance_rate` must be 0 where", {**GRADIENT, "balance_rate": 0.1}),
+        (r"`balance_rate`.*=0\.1, ema=False", {**GRADIENT, "balance_rate": 0.1}),
         ("revive_centroids_after=3", {**GRADIENT, "revive_centroids_after": 3}),
         ("='tokens', ema=False", {**GRADIENT, "centroid_initialization": "tokens"}),
         # Of several clusters for a query.
-        ("must be 1 except.*routing='hashed'", {**TWO_CLUSTERS, "routing": "hashed"}),
-        ("must be 1 with `entmax_alpha`", {**TWO_CLUSTERS, "entmax_alpha": 1.5}),
-        ("must divide.*attention_window=15", {**TWO_CLUSTERS, "attention_window": 15}),
-        # Of the release.
-        ("`exploring_queries` must be 0", {**FLAWED, "exploring_queries": 4}),
-        ("`qk_norm` must be False with flaws", {**FLAWED, "qk_norm": True}),
-        ("rotary_positions=True` must come", {**FLAWED, "rotary_positions": True}),
-        ("rotary_positions=True` must", {"rotary_positions": True, "key_dim": 3}),
-        ("feed_forward='mixture_of.*without.*'trained'", {**FLAWED, **EXPERTS}),
-        ("without `local_block_width`", {**EXPERTS, "local_block_width": 2}),
-        ("`value_dim` must be None or 4.*=5", {**SPARSE, "value_dim": 5, "key_dim": 4}),
-        ("`local_key_shift=1` must come without", {**FLAWED, "local_key_shift": 1}),
-        ("key_value_heads` must be None", {**FLAWED, "num_key_value_heads": 4}),
-        ("`compatibility` must be", {"compatibility": {"rank_mask": True}}),
-        ("`compatibility` must be", {"compatibility": True}),
-        ("`compatibility` must be", {"compatibility": ["exact"]}),
-        ("`compatibility` must be one of None, 'tra", {"compatibility": "release"}),
-        # Of heads.
-        ("not all be zero.*num_strided", {"num_local_heads": 0, "num_routed_heads": 0}),
-        ("hidden_dim` must be a multi.*=1", {"hidden_dim": 64, "num_strided_heads": 1}),
-        ("`hidden_dim` must.*=1", {"hidden_dim": 64, "num_cluster_strided_heads": 1}),
         (
-            "`num_key_value_heads` must divide.*=2, num_local_heads=3, num_routed",
+            "`clusters_per_query`.*routing='hashed'",
+            {**TWO_CLUSTERS, "routing": "hashed"},
+        ),
+        (
+            r"`clusters_per_query`.*entmax_alpha=1\.5",
+            {**TWO_CLUSTERS, "entmax_alpha": 1.5},
+        ),
+        (
+            "`clusters_per_query`.*attention_window=15",
+            {**TWO_CLUSTERS, "attention_window": 15},
+        ),
+        # Of the release.
+        ("`exploring_queries`.*=4", {**FLAWED, "exploring_queries": 4}),
+        ("`qk_norm`.*qk_norm=True", {**FLAWED, "qk_norm": True}),
+        ("`rotary_positions=True`.*'trained'", {**FLAWED, "rotary_positions": True}),
+        (
+            "`rotary_positions=True`.*key_dim=3",
+            {"rotary_positions": True, "key_dim": 3},
+        ),
+        ("`feed_forward='mixture_of_experts'`.*'trained'", {**FLAWED, **EXPERTS}),
+        ("`feed_forward=.*local_block_width=2", {**EXPERTS, "local_block_width": 2}),
+        ("`value_dim`.* 4 .*value_dim=5", {**SPARSE, "value_dim": 5, "key_dim": 4}),
+        ("`local_key_shift=1`.*'trained'", {**FLAWED, "local_key_shift": 1}),
+        ("`num_key_value_heads`.*=4", {**FLAWED, "num_key_value_heads": 4}),
+        # Of heads.
+        (
+            "Received: num_local_heads=0, num_routed_heads=0, .*num_strided_heads=0",
+            {"num_local_heads": 0, "num_routed_heads": 0},
+        ),
+        (
+            "`hidden_dim`.*num_strided_heads=1",
+            {"hidden_dim": 64, "num_strided_heads": 1},
+        ),
+        (
+            "`hidden_dim`.*num_cluster_strided_heads=1",
+            {"hidden_dim": 64, "num_cluster_strided_heads": 1},
+        ),
+        (
+            "`num_key_value_heads`.*=2, num_local_heads=3, num_routed_heads=1",
             {"num_key_value_heads": 2, "num_local_heads": 3, "num_routed_heads": 1},
         ),
-        ("must be None.*Pass `share_query_key=False`", {"num_key_value_heads": 4}),
+        ("`num_key_value_heads`.*`share_query_key=False`", {"num_key_value_heads": 4}),
         # Of images.
         ("image_height=4, image_width=None", {"image_height": 4}),
-        ("height \\* width \\* channels, 48", {**IMAGE, "max_sequence_length": 47}),
-        ("no encoder.*num_encoder_layers=2", {**IMAGE, "num_encoder_layers": 2}),
-        ("are settings of image models.*num_classes=10", {"num_classes": 10}),
+        (
+            "`max_sequence_length`.* 48.*max_sequence_length=47",
+            {**IMAGE, "max_sequence_length": 47},
+        ),
+        ("Received: num_encoder_layers=2", {**IMAGE, "num_encoder_layers": 2}),
+        ("`num_classes`.*num_classes=10", {"num_classes": 10}),
     ],
 )
 def test_refused(message, fields):
@@ -153,24 +154,13 @@ def test_parse_overrides(text, expected):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("depth=3", "Received: 'depth=3'. Valid names are: adam_beta_1, "),
+        ("depth=3", "Received: 'depth=3'."),
         ("num_layers=3,depth=3", "Received: 'depth=3'"),
         ("num_layers", "Received: 'num_layers'"),
         ("=3", "Received: '=3'"),
         ("compatibility=1", "Received: 'compatibility=1'"),
-        ("num_layers=3.0", "must be a positive integer. Received: num_layers=3.0"),
-        ("num_layers=none", "`num_layers` must be a positive integer. "),
+        ("num_layers=3.0", "Received: num_layers=3.0"),
         ("num_layers=", "Received: num_layers=''"),
-        ("key_dim=many", "integer or None. Received: key_dim='many'"),
-        (
-            "learning_rate=fast",
-            "`learning_rate` must be a finite number of at least 0. ",
-        ),
-        (
-            "entmax_alpha=soft",
-            "`entmax_alpha` must be a number from 1.001 to 2, 'learned' or None. ",
-        ),
-        ("ema=yes", "`ema` must be True or False. Received: ema='yes'"),
     ],
 )
 def test_parse_overrides_refuses(text, message):
@@ -228,5 +218,5 @@ def test_a_dict_means_what_it_means_as_arguments(fields):
 
 @pytest.mark.parametrize("fields", [None, [1], {3: 2}])
 def test_what_is_no_dict_is_refused(fields):
-    with pytest.raises(ValueError, match="`fields` must be a dict"):
+    with pytest.raises(ValueError, match="`fields`.*fields="):
         Hyperparameters.from_dict(fields)

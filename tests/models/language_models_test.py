@@ -89,7 +89,7 @@ def test_padding_that_is_not_behind_the_prompt_is_refused(make, x, start):
     mask = np.zeros_like(x[name])
     mask[:, :3] = start
     x = {**x, name: mask}
-    message = rf"`{name}` must be True for the first .*Received: .*=\[[01], [01], "
+    message = rf"`{name}`.*Received: {name}=\[[01], [01], "
     with pytest.raises(ValueError, match=message):
         lm.generate(x, stop_token_ids=None)
     with pytest.raises(ValueError, match=message):
@@ -99,6 +99,6 @@ def test_padding_that_is_not_behind_the_prompt_is_refused(make, x, start):
 @of_each_kind
 def test_generation_ends_where_inputs_are_cut(make, x):
     lm, (*_, name) = make(truncate_length=16), x
-    message = "`max_length` must not exceed .* 16. Received: max_length=24"
+    message = r"`max_length`.* 16\. .*max_length=24"
     with pytest.raises(ValueError, match=message):
         lm.generate({**x, name: np.arange(24) < [[2], [1]]}, stop_token_ids=None)

@@ -198,19 +198,19 @@ def test_ids_may_be_lists():
 
 def test_refusals():
     lm = small_models.language_model(**ROUTED)
-    with pytest.raises(ValueError, match="`segment_ids` cannot be used with `gener"):
+    with pytest.raises(ValueError, match="`segment_ids`.*`generate`"):
         lm.generate(packed())
-    with pytest.raises(ValueError, match=r"`segment_ids` must have the shape \[batch"):
+    with pytest.raises(ValueError, match=r"`segment_ids`.*shape=\(24,\)"):
         lm(packed(segment_ids=ROW))
     lm, x = small_seq2seq.language_model(), packed_pairs()
-    with pytest.raises(ValueError, match="`decoder_segment_ids` cannot be used with"):
+    with pytest.raises(ValueError, match="`decoder_segment_ids`.*`generate`"):
         lm.generate(x)
     names = "must be `decoder_segment_ids` and `encoder_segment_ids`. Received: "
     plain = small_seq2seq.inputs()
     for name in ("segment_ids", "encoder_segment_ids"):
         with pytest.raises(ValueError, match=f"{names}{name}. "):
             lm({**plain, name: x["encoder_segment_ids"]})
-    with pytest.raises(ValueError, match="`restart_positions` is only for texts"):
+    with pytest.raises(ValueError, match="`restart_positions`.*restart_positions=True"):
         models.preset_hyperparameters("digits_small").replace(restart_positions=True)
 
 
@@ -229,7 +229,7 @@ def test_text_problems_tell_documents_apart():
     assert inputs["segment_ids"].tolist() == expected
     plain, _, _ = next(iter(Texts(sequence_length=10).dataset("validation", 2)))
     assert "segment_ids" not in plain
-    with pytest.raises(ValueError, match='`segment_ids` needs `packing="stream"`'):
+    with pytest.raises(ValueError, match="`segment_ids`.*packing='release'"):
         Texts(packing="release", segment_ids=True)
 
 
@@ -271,7 +271,7 @@ def test_ids_of_64_bits_reach_the_layers_or_are_refused():
 
     for call in (by_call, by_score):
         if keras.backend.backend() == "jax":
-            with pytest.raises(ValueError, match="`segment_ids` must be .*32 bits"):
+            with pytest.raises(ValueError, match="`segment_ids` .* 32 "):
                 call(large)
         else:
             found, expected = golden_cases.to_numpy([call(large), call(small)])

@@ -232,24 +232,51 @@ def in_an_encoder(name, **changes):
 @pytest.mark.parametrize(
     "message, changes",
     [
-        ("must come without `compatibility`", {"compatibility": "exact"}),
-        ("needs rows and columns", {"routing": "axial"}),
-        ("no causal form.*name them in `encoder_routing`", {"routing": "linformer"}),
-        ("there are none.*num_routed_heads=0", {"num_routed_heads": 0}),
-        ("num_local_only_layers=2 of 2 layers", {"num_local_only_layers": 2}),
-        ("dropout` must be 0 with", {"routing": "linear", "attention_dropout": 0.5}),
-        ("_positions` must be False", {"routing": "luna", "rotary_positions": True}),
-        ("_key_shift` must be 0", {"routing": "reformer", "routed_key_shift": 1}),
-        ("_key` must be True", {"routing": "reformer", "share_query_key": False}),
-        ("`entmax_alpha` must be None", {"entmax_alpha": 1.5}),
-        ("`num_routed_heads` must be at least", {"routing": "bigbird", **ONE_HEAD}),
-        ("models with an encoder", in_an_encoder("linformer", num_encoder_layers=0)),
-        ("must name.*Received: .*'native_sparse'", in_an_encoder("native_sparse")),
-        ("need neither a causal mask", in_an_encoder("token_choice")),
-        ("nor an image", in_an_encoder("axial")),
-        ("without `compatibility`", in_an_encoder("full", compatibility="exact")),
-        ("there are none", in_an_encoder("full", num_local_only_layers=1)),
-        ("_dropout` must be 0 with", in_an_encoder("nystrom", attention_dropout=0.5)),
+        ("`routing`.*routing='block_top_k'", {"compatibility": "exact"}),
+        ("`routing`.*routing='axial'", {"routing": "axial"}),
+        ("routing='linformer'.*`encoder_routing`", {"routing": "linformer"}),
+        ("`routing`.*num_routed_heads=0", {"num_routed_heads": 0}),
+        ("`routing`.*num_local_only_layers=2", {"num_local_only_layers": 2}),
+        (
+            r"`attention_dropout`.*routing='linear' .*attention_dropout=0\.5",
+            {"routing": "linear", "attention_dropout": 0.5},
+        ),
+        (
+            "`rotary_positions`.*routing='luna'",
+            {"routing": "luna", "rotary_positions": True},
+        ),
+        (
+            "`routed_key_shift`.*routing='reformer'",
+            {"routing": "reformer", "routed_key_shift": 1},
+        ),
+        (
+            "`share_query_key`.*routing='reformer'",
+            {"routing": "reformer", "share_query_key": False},
+        ),
+        (
+            r"`entmax_alpha`.*routing='block_top_k' .*entmax_alpha=1\.5",
+            {"entmax_alpha": 1.5},
+        ),
+        ("`num_routed_heads`.*num_routed_heads=1", {"routing": "bigbird", **ONE_HEAD}),
+        (
+            "`encoder_routing`.*encoder_routing='linformer' .*num_encoder_layers=0",
+            in_an_encoder("linformer", num_encoder_layers=0),
+        ),
+        ("`encoder_routing`.*='native_sparse'", in_an_encoder("native_sparse")),
+        ("`encoder_routing`.*='token_choice'", in_an_encoder("token_choice")),
+        ("`encoder_routing`.*encoder_routing='axial'", in_an_encoder("axial")),
+        (
+            "`encoder_routing`.*`compatibility`.*compatibility='exact'",
+            in_an_encoder("full", compatibility="exact"),
+        ),
+        (
+            "`encoder_routing`.*num_local_only_layers=1 ",
+            in_an_encoder("full", num_local_only_layers=1),
+        ),
+        (
+            "`attention_dropout`.*encoder_routing='nystrom'",
+            in_an_encoder("nystrom", attention_dropout=0.5),
+        ),
     ],
 )
 def test_refused(message, changes):
@@ -261,7 +288,7 @@ def test_refused_by_heads_of_a_pattern_that_says_nothing(monkeypatch):
     own = dataclasses.replace(PATTERNS["luna"], refuses=())
     monkeypatch.setattr(patterns, "all_patterns", lambda: {"own": own})
     h = small_models.hyperparameters(routing="own", routed_key_shift=1)
-    message = "`routed_key_shift` must be 0 with.*'own'.*=1.*heads say: `key_shift`"
+    message = "`routed_key_shift`.*'own'.*=1.*`key_shift`"
     with pytest.raises(ValueError, match=message):
         stack.decoder_block(h, 0, None)
 
@@ -273,13 +300,13 @@ def test_other_settings_of_heads():
     assert {group.entmax_alpha for group in groups} == {1.5}
     assert [group.dilation for group in groups if hasattr(group, "dilation")] == [2]
     for name, value in changes.items():
-        with pytest.raises(ValueError, match=f"`{name}` must.*compatibility='exact'"):
+        with pytest.raises(ValueError, match=f"`{name}`.*compatibility='exact'"):
             small_models.hyperparameters(compatibility="exact", **{name: value})
 
 
 def test_sliding_windows_have_no_entmax():
     changes = {"num_factorized_heads": 2, "num_routed_heads": 0}
-    with pytest.raises(ValueError, match="must be None with `factorized_pattern"):
+    with pytest.raises(ValueError, match="`entmax_alpha`.*num_factorized_heads=2"):
         small_models.hyperparameters(entmax_alpha=1.5, **changes)
 
 
@@ -289,23 +316,25 @@ def test_centroids_of_a_pattern_move_as_hyperparameters_say():
     group = stack.decoder_block(h, 0, None).attention.head_groups[0]
     assert (group.clustering.balance_rate, group.exploring_queries) == (0.25, 2)
     assert not group.share_query_key
-    with pytest.raises(ValueError, match="Pass `share_query_key=False`"):
+    with pytest.raises(
+        ValueError, match="`num_key_value_heads`.*`share_query_key=False`"
+    ):
         h.replace(share_query_key=True, num_key_value_heads=2)
 
 
 @pytest.mark.parametrize("name", ["full", "multipole", ""])
 def test_names_of_the_package_are_not_registered_anew(name):
     pattern = PATTERNS["sliding"]
-    with pytest.raises(ValueError, match="`name` must"):
+    with pytest.raises(ValueError, match="`name`.*name="):
         patterns.register(name, pattern)
 
 
 @pytest.mark.parametrize("name", ["geglu", "mixture_of_experts"])
 def test_feed_forwards_of_the_package_are_not_registered_anew(name):
-    with pytest.raises(ValueError, match="`name` must"):
+    with pytest.raises(ValueError, match="`name`.*name="):
         feed_forwards.register(name, lambda place, **options: None)
 
 
 def test_what_is_no_pattern_is_not_registered():
-    with pytest.raises(ValueError, match="`pattern` must"):
+    with pytest.raises(ValueError, match="`pattern`.*pattern=<class"):
         patterns.register("mine", layers.FullHeads)

@@ -180,13 +180,13 @@ SQUARE = {"query_shape": (8, 8)}
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"query_shape": (4, 4, 3)}, "one or two in an image model"),
-        ({"query_shape": (), "memory_flange": ()}, "one or two in an image model"),
-        ({"query_shape": (16, 48)}, "one or two in an image model"),
-        ({**SQUARE, "memory_flange": (8, 16)}, r"same one on each axis.*=\(8, 16\)"),
-        ({**SQUARE, "memory_flange": (8, 12)}, "`memory_flange` must be a multiple"),
-        ({"optimizer": "sgd"}, "must be those of the release's sets.*'sgd'"),
-        ({"initializer": "orthogonal"}, "must be those of.*'orthogonal'"),
+        ({"query_shape": (4, 4, 3)}, r"`query_shape`.*=\(4, 4, 3\), "),
+        ({"query_shape": (), "memory_flange": ()}, r"`query_shape`.*=\(\), "),
+        ({"query_shape": (16, 48)}, r"`query_shape`.*=\(16, 48\), "),
+        ({**SQUARE, "memory_flange": (8, 16)}, r"`memory_flange`.*=\(8, 16\)"),
+        ({**SQUARE, "memory_flange": (8, 12)}, r"`memory_flange`.*=\(8, 12\)"),
+        ({"optimizer": "sgd"}, "'sgd'"),
+        ({"initializer": "orthogonal"}, "'orthogonal'"),
     ],
 )
 def test_unsupported_settings_of_images(change, message):
@@ -205,7 +205,7 @@ def test_own_presets(name):
     "function", [models.preset_hyperparameters, models.preset_description]
 )
 def test_unknown_names(function):
-    with pytest.raises(ValueError, match="Unknown preset. Received: 'pg19'") as error:
+    with pytest.raises(ValueError, match="Received: 'pg19'.*python_small") as error:
         function("pg19")
     listed = str(error.value).partition("Valid names are: ")[2]
     assert listed.split(", ") == models.preset_names()
@@ -232,12 +232,12 @@ def test_other_names_go_to_keras_hub(cls, monkeypatch):
 @pytest.mark.parametrize("cls", sum(CLASSES.values(), []))
 def test_misspelt_names_of_presets_and_of_settings(cls):
     name = next(iter(cls.presets))
-    with pytest.raises(ValueError, match=f"Did you mean '{name}'"):
+    with pytest.raises(ValueError, match=f"`preset`.*preset='{name[:-1]}'.*'{name}'"):
         cls.from_preset(name[:-1])
-    with pytest.raises(ValueError, match="num_layer. Did you mean 'num_layers'"):
+    with pytest.raises(ValueError, match=r"num_layer\. .*'num_layers'"):
         cls.from_preset(name, num_layer=3)
     other = "digits_small" if "byte_tiny" in cls.presets else "byte_tiny"
-    with pytest.raises(ValueError, match=f"preset='{other}', a preset of the kind"):
+    with pytest.raises(ValueError, match=f"`preset`.*preset='{other}'.*`from_preset`"):
         cls.from_preset(other)
 
 
@@ -294,7 +294,9 @@ def test_models_of_ids_say_that_they_take_no_texts(changes):
         "byte_tiny", num_layers=1, **changes
     )
     assert lm.preprocessor is None
-    message = "takes a dict of `token_ids`, `padding_mask`. Received: .*Preprocessor"
+    message = (
+        r"`token_ids`, `padding_mask`.*Received: .*`lm\.preprocessor = .*Preprocessor"
+    )
     for call in (
         lambda: lm.generate("import os"),
         lambda: lm.generate(["import os"], stop_token_ids=None),

@@ -39,7 +39,7 @@ def test_survives_saving(kind, tmp_path):
 @pytest.mark.parametrize("kind", [*TRAINED, *EXACT], ids=lambda kind: kind.__name__)
 def test_knows_no_shifted_keys(kind):
     options = {**TRAINED, **EXACT}[kind]
-    with pytest.raises(ValueError, match="flaws of the release.*Received: key_shift=1"):
+    with pytest.raises(ValueError, match="`key_shift`.*key_shift=1"):
         kind(2, key_shift=1, **options)
     kind(2, key_shift=0, **options)
 
@@ -48,7 +48,7 @@ def test_knows_no_shifted_keys(kind):
     "kind", [heads.TrainedRoutedHeads, heads.ExactHashedHeads], ids=str
 )
 def test_knows_no_exploring_queries(kind):
-    with pytest.raises(ValueError, match="`exploring_queries` must be 0 in heads"):
+    with pytest.raises(ValueError, match="`exploring_queries`.*exploring_queries=1"):
         kind(2, 4, 4, exploring_queries=1)
     assert kind(2, 4, 4, exploring_queries=0).exploring_queries == 0
 

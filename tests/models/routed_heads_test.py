@@ -59,7 +59,7 @@ def test_a_name_is_that_of_routing():
     assert parse("routed_heads=block_top_k,routing=none") == named
     assert parse("routed_heads=none") == {"routed_heads": None}
     for name in ("block_topk", "none"):
-        with pytest.raises(ValueError, match=f"`routed_heads` must be one.*'{name}'"):
+        with pytest.raises(ValueError, match=f"`routed_heads`.*routed_heads='{name}'"):
             hyperparameters(routed_heads=name)
 
 
@@ -68,12 +68,12 @@ def test_one_pattern_is_named():
     hashed = {"routed_heads": "hashed"}
     assert full.replace(**hashed) == hyperparameters(routing="hashed")
     for change in (full.replace, hyperparameters):
-        with pytest.raises(ValueError, match="must not name two patterns.*'full'"):
+        with pytest.raises(ValueError, match="`routed_heads`.*`routing`.*='full'"):
             change(**hashed, routing="full")
     h = full.replace(routed_heads=layers.FullHeads(2))
     assert h.routing is None
     for name in ("full", "linformer"):
-        with pytest.raises(ValueError, match=f"None with.*{name}.*routed_heads=None"):
+        with pytest.raises(ValueError, match=f"`routing`.*='{name}'"):
             h.replace(routing=name)
     # An encoder, and attention to its output, also have such heads.
     encoder = full.replace(num_encoder_layers=1)
@@ -185,9 +185,9 @@ def test_what_they_see_and_remember_is_known():
     assert leaking.sees_later_tokens("full") == "routed_heads"
     assert leaking.sees_later_tokens("prefix") is None
     scope = {"routing_scope": "prefix"}
-    with pytest.raises(ValueError, match="`routing_scope='prefix'` beside them"):
+    with pytest.raises(ValueError, match="`routing_scope`.*='full' "):
         settings(routing="expert_choice", **scope)
-    with pytest.raises(ValueError, match="`routing_scope='prefix'` to the heads"):
+    with pytest.raises(ValueError, match="`routing_scope`.*='prefix' "):
         leaking.replace(**scope)
     # Token choice is the same in both.
     assert settings().replace(**scope).routing_scope == "prefix"
@@ -213,40 +213,48 @@ class Unknown(layers.FullHeads):
 @pytest.mark.parametrize(
     "message, groups, changes",
     [
-        ("must be a head group.*=3", 3, {}),
-        ("must be a head group.*Dense", keras.layers.Dense(2), {}),
-        ("must be a head group.*Unknown.*Decorate", Unknown(2), {}),
-        ("must be a head group.*Make heads.*FullHeads", layers.FullHeads, {}),
-        ("must be a head group.*one name, without", ["hashed"], {}),
-        ("must be a head group.*group itself", layers.FullHeads(2).get_config(), {}),
-        ("must hold at least one.*Leave it out", [], {"num_routed_heads": 0}),
-        ("must be a head group", {**FULL, "class_name": "__lambda__"}, {}),
-        ("must be a head group", {**FULL, "registered_name": ["a"]}, {}),
-        ("with 3 heads and num_routed_heads=2. Pass", layers.FullHeads(3), {}),
-        ("with 1 head and", layers.FullHeads(1), {}),
-        ("values that JSON has.*FullHeads", changed(FULL, option=1j), {}),
-        ("`num_heads` in their configs.*get_config", FORGETFUL, {}),
-        ("decoders.*Linf.*let `encoder_routing` name", zoo.LinformerHeads(2, 24), {}),
-        ("needs rows and columns", zoo.AxialHeads(2, 0), {}),
-        ("without `compatibility`", layers.FullHeads(2), {"compatibility": "exact"}),
-        ("there are none", layers.FullHeads(2), {"num_local_only_layers": 2}),
+        ("`routed_heads`.*Received: routed_heads=3", 3, {}),
+        ("`routed_heads`.*Received: .*name=dense", keras.layers.Dense(2), {}),
+        ("`routed_heads`.*Received: .*name=unknown", Unknown(2), {}),
+        ("`routed_heads`.*Received: .*<class .*FullHeads", layers.FullHeads, {}),
+        ("`routed_heads`.*Received: .*'hashed'", ["hashed"], {}),
+        ("`routed_heads`.*'full_heads", layers.FullHeads(2).get_config(), {}),
+        (r"`routed_heads`.*routed_heads=\[\]", [], {"num_routed_heads": 0}),
+        ("`routed_heads`.*=", {**FULL, "class_name": "__lambda__"}, {}),
+        ("`routed_heads`.*=", {**FULL, "registered_name": ["a"]}, {}),
+        ("`num_routed_heads`.* 3 .*num_routed_heads=2", layers.FullHeads(3), {}),
+        ("`num_routed_heads`.* 1 .*num_routed_heads=2", layers.FullHeads(1), {}),
+        ("`routed_heads`.*JSON.*FullHeads.*JSON", changed(FULL, option=1j), {}),
+        (r"`num_heads`.*num_heads=\[None\].*`get_config`", FORGETFUL, {}),
         (
-            r"`routed_key_shift` must be 0 or.*key_shift=\[0\].*`routed_key_shift=0`",
-            FULL,
-            {"routed_key_shift": 1},
+            "`routed_heads`.*LinformerHeads.*`encoder_routing`",
+            zoo.LinformerHeads(2, 24),
+            {},
+        ),
+        ("`routed_heads`.*AxialHeads.*`image_height`", zoo.AxialHeads(2, 0), {}),
+        (
+            "`routed_heads`.*`compatibility`.*compatibility='exact'",
+            layers.FullHeads(2),
+            {"compatibility": "exact"},
         ),
         (
-            "`attention_dropout` must be 0 or.*dropout=\\[0.1\\]",
+            "`routed_heads`.*num_local_only_layers=2",
+            layers.FullHeads(2),
+            {"num_local_only_layers": 2},
+        ),
+        (r"`routed_key_shift`.*key_shift=\[0\] ", FULL, {"routed_key_shift": 1}),
+        (
+            r"`attention_dropout`.*dropout=\[0\.1\]",
             layers.FullHeads(2, dropout=0.1),
             {"attention_dropout": 0.5},
         ),
         (
-            "`exploring_queries` must be 0 or.*exploring_queries=\\[0\\]",
+            r"`exploring_queries`.*exploring_queries=\[0\]",
             [layers.RandomHeads(1, 3, 4), layers.FullHeads(1)],
             {"exploring_queries": 2},
         ),
         (
-            r"`attention_implementation` must be 'plain' or.*=\['plain'\]",
+            r"`attention_implementation`.*attention_implementation=\['plain'\]",
             FULL,
             {"attention_implementation": "auto"},
         ),
@@ -269,7 +277,7 @@ def test_refused(message, groups, changes):
 
 def test_refuses_code():
     group = layers.RoutedHeads(2, 3, 4, relative_key_initializer=lambda *_: 0.0)
-    message = "RoutedHeads with a lambda"
+    message = r"`routed_heads`.*RoutedHeads.*`keras\.initializers\.Initializer`"
     with pytest.warns(UserWarning), pytest.raises(ValueError, match=message):
         hyperparameters(routed_heads=group)
 
@@ -283,5 +291,8 @@ def test_takes_what_keras_serializes_of_a_built_group():
 
 def test_refused_by_the_heads():
     h = hyperparameters(routed_heads=changed(HASHED, num_buckets=0))
-    with pytest.raises(ValueError, match="valid arguments.*`num_buckets` must be"):
+    with pytest.raises(
+        ValueError,
+        match=r"`routed_heads`.*\['HashedHeads'\].*`num_buckets`.*num_buckets=0",
+    ):
         models.RoutingTransformer(h)

@@ -251,19 +251,31 @@ TWO = {"token_ids": [[5, 5]]}
 @pytest.mark.parametrize(
     "name, arguments, match",
     [
-        ("score", {"texts": ["a" * (LENGTH + 1)]}, "must not be longer than"),
-        ("generate", {"texts": ["a" * (LENGTH + 1)]}, "must not be longer than"),
-        ("generate", {"texts": ["aaa"], "length": 2}, "must not be longer than"),
-        ("generate", {"texts": ["a"], "length": LENGTH + 1}, "`length` must be from"),
-        ("generate", {"texts": ["a"], "temperature": -1.0}, "`temperature` and"),
-        ("generate", {"texts": ["a"], "top_p": 0.0}, "`top_p` must be more than 0"),
-        ("score_ids", {"token_ids": [[258]], "padding_mask": [[True]]}, "from 0 to"),
-        ("score_ids", {**TWO, "padding_mask": [[False, True]]}, "True for the first"),
+        ("score", {"texts": ["a" * (LENGTH + 1)]}, "`max_length`.* 20 "),
+        ("generate", {"texts": ["a" * (LENGTH + 1)]}, r"`length`.* 20 .*\[21\]"),
+        ("generate", {"texts": ["aaa"], "length": 2}, r"`length`.* 20 .*\[3\]"),
+        (
+            "generate",
+            {"texts": ["a"], "length": LENGTH + 1},
+            r"`length`.* 20\..*\[21\]",
+        ),
+        ("generate", {"texts": ["a"], "temperature": -1.0}, r"`temperature`.*\[-1\]"),
+        ("generate", {"texts": ["a"], "top_p": 0.0}, r"`top_p`.* \[0\]"),
+        (
+            "score_ids",
+            {"token_ids": [[258]], "padding_mask": [[True]]},
+            r" 257\. .*\[258\]",
+        ),
+        (
+            "score_ids",
+            {**TWO, "padding_mask": [[False, True]]},
+            r"`padding_mask`.*\[\[0 1\]\]",
+        ),
         (
             *("generate_ids", {**TWO, "padding_mask": [[True, True]] * 2}),
-            r"must have the shape of `token_ids`.*\[2 2\]",
+            r"`padding_mask`.*`token_ids`.*\[2 2\] \[1 2\]",
         ),
-        ("generate", {"texts": ["a"], "length": -1}, "`length` must be from 1 to"),
+        ("generate", {"texts": ["a"], "length": -1}, r"`length`.* 20\..*\[-1\]"),
     ],
 )
 def test_refused_inputs(served, name, arguments, match):
@@ -300,7 +312,7 @@ def test_a_model_that_sees_later_tokens(tmp_path):
     lm = small_models.language_model(
         routing="hashed", num_layers=1, compatibility="trained"
     )
-    with pytest.raises(ValueError, match="no output depends on later tokens"):
+    with pytest.raises(ValueError, match="'prefix'.*compatibility='trained'"):
         lm.export(tmp_path, routing_scope="prefix")
     served = load(lm, tmp_path, "--max_length=11")
     x = small_models.inputs((3, 3), buffer=3)
@@ -324,7 +336,7 @@ def test_padding_with_influence_is_refused(tmp_path):
     score = served.score(ids, np.ones_like(ids, "bool"))["log_likelihood"]
     expected = [result.log_likelihood for result in lm.score(ids)]
     np.testing.assert_allclose(score, expected, atol=1e-4)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Padding influences"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"\[5 5"):
         served.score(ids[:, :5], np.ones_like(ids[:, :5], "bool"))
 
 
@@ -377,10 +389,12 @@ def test_a_model_with_an_encoder(tmp_path):
     mask = np.ones_like(ids, "bool")
     same = served.generate_ids(ids, mask, temperature=0.0, length=15)["token_ids"]
     np.testing.assert_array_equal(same, result["token_ids"][:1])
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the end id included"):
+    with pytest.raises(
+        tf.errors.InvalidArgumentError, match=f"{small_seq2seq.INPUT_LENGTH} "
+    ):
         served.generate(["a" * small_seq2seq.INPUT_LENGTH])
     lm = small_seq2seq.language_model(encoder_inputs="embeddings")
-    with pytest.raises(ValueError, match="must read ids"):
+    with pytest.raises(ValueError, match="encoder_inputs='embeddings'"):
         lm.export(tmp_path)
 
 
@@ -416,23 +430,25 @@ def test_images(changes, tmp_path):
     inputs["padding_mask"] = np.ones_like(drawn[0], "bool")
     nats = TokenScorer(model).score(inputs, inputs["images"])
     np.testing.assert_allclose(score["log_likelihoods"], -nats, atol=1e-5)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="`images` must be from 0"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"`images`.* \[\[*7 "):
         served.score(images=np.full_like(drawn[0], 7), **given)
 
 
 @on_tensorflow
 def test_refused_exports(tmp_path):
     lm = small_models.language_model(num_layers=1, truncate_length=16)
-    with pytest.raises(ValueError, match="must not exceed the length"):
+    with pytest.raises(ValueError, match="`max_length`.*max_length=17"):
         lm.export(tmp_path, max_length=17)
-    with pytest.raises(ValueError, match="`max_length` must be a positive"):
+    with pytest.raises(ValueError, match="`max_length`.*max_length=0"):
         lm.export(tmp_path, max_length=0)
-    with pytest.raises(ValueError, match="at most 1,048,576.*max_length=1,000,000,000"):
+    with pytest.raises(
+        ValueError, match="`max_length`.* 1,048,576.*max_length=1,000,000,000"
+    ):
         lm.export(tmp_path, max_length=10**9)
-    with pytest.raises(ValueError, match="`routing_scope` must be"):
+    with pytest.raises(ValueError, match="`routing_scope`.*routing_scope='both'"):
         lm.export(tmp_path, routing_scope="both")
     model = models.RoutingImageTransformer(small_models.hyperparameters(**IMAGES))
-    with pytest.raises(ValueError, match="`max_length` is for models of texts"):
+    with pytest.raises(ValueError, match="`max_length`.*max_length=8"):
         model.export(tmp_path, max_length=8)
     assert not any(tmp_path.iterdir())
 
@@ -483,7 +499,9 @@ def test_other_files_are_safe(tmp_path, capsys, monkeypatch):
 def test_other_backends_say_how(tmp_path, capsys):
     lm, path, served = text_model(), tmp_path / "model.keras", tmp_path / "served"
     lm.save(path)
-    with pytest.raises(ValueError, match="KERAS_BACKEND=tensorflow python -m routing"):
+    with pytest.raises(
+        ValueError, match=r"`KERAS_BACKEND=tensorflow .*routing_tf\.export "
+    ):
         lm.export(served)
     paths = f"--model_dir={path}", f"--export_dir={served}"
     assert run(*paths) == 1

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 
@@ -123,7 +125,7 @@ def test_a_batch_scores_as_its_texts_alone(lm):
 )
 def test_prefixes_need_heads_without_a_leak(changes):
     lm = language_model(compatibility="trained", **changes)
-    message = "routing_scope=\"prefix\" for a model with compatibility='trained'"
+    message = "'prefix'.*compatibility='trained'"
     with pytest.raises(ValueError, match=message):
         lm.score("the cat", routing_scope="prefix")
 
@@ -165,7 +167,7 @@ def test_of_a_repeated_sub_string_the_last_is_scored(lm):
 
 def test_a_sub_string_that_is_not_there(lm):
     for part in ("dog", "Zcat", "", "cat sat on"):
-        with pytest.raises(ValueError, match=f"Received: {part!r}, which is not in it"):
+        with pytest.raises(ValueError, match=f"Received: {part!r}"):
             lm.score("the cat sat", part)
 
 
@@ -239,7 +241,7 @@ def test_misaligned_prefix(subword_lm):
     other = subword_lm.score("the cat, 2 cat, the dog", "e cat")
     assert other.misaligned_prefix_length > 0
     assert other.offsets[0, 0] == 4
-    with pytest.raises(ValueError, match="begins or ends inside a token"):
+    with pytest.raises(ValueError, match="Received: 'the ca'"):
         subword_lm.score(text, "the ca")
 
 
@@ -248,7 +250,7 @@ def test_a_token_that_ends_a_word_does_not_stand_for_another_word():
     lm = language_model(tokenizer, num_layers=1, num_routed_heads=0)
     # Both end with the token "_".
     assert subwords(lm, "ca")[-1] == subwords(lm, "cat.")[1] == 3
-    with pytest.raises(ValueError, match="begins or ends inside a token"):
+    with pytest.raises(ValueError, match="Received: 'ca'"):
         lm.score("cat.", "ca")
     assert lm.score("cat cat.", "cat").offsets.tolist() == [[4, 7], [6, 7]]
 
@@ -274,7 +276,7 @@ def test_words(word_lm):
     padded = tokenizers.WordTokenizer(
         word_lm.preprocessor.tokenizer.get_vocabulary(), sequence_length=8
     )
-    with pytest.raises(ValueError, match="cuts or pads it. Received: 8 ids for 3"):
+    with pytest.raises(ValueError, match="`token_ids`.* 8 .* 3 "):
         token_offsets(padded, "the", padded.tokenize("the").numpy())
 
 
@@ -308,10 +310,10 @@ def test_sub_strings_of_parts_of_words(word_lm):
     text = "the cat sat, a dog"
     # Both are unknown words, as are "sat," and "dog".
     for part in ("at,", "do", "og", " "):
-        with pytest.raises(ValueError, match="begins or ends inside a token"):
+        with pytest.raises(ValueError, match=f"Received: {part!r}"):
             word_lm.score(text, part)
     for part in ("the  cat", "cat\nsat,", "cat a", "unheard"):
-        with pytest.raises(ValueError, match="which is not in it"):
+        with pytest.raises(ValueError, match=re.escape(f"Received: {part!r}")):
             word_lm.score(text, part)
     result = word_lm.score(text, "e cat sat,")
     assert result.misaligned_prefix_length == 1
@@ -321,7 +323,7 @@ def test_sub_strings_of_parts_of_words(word_lm):
 def test_too_long(lm):
     text = "0123456789" * 3
     ids = bytes_of(text)
-    with pytest.raises(ValueError, match=f"{LIMIT} tokens. Received: 30 .* in text 1"):
+    with pytest.raises(ValueError, match=f"`texts`.* {LIMIT} .*Received: 30 .* 1\\."):
         lm.score(["a", text])
     cut = lm.score(text, too_long="cut")
     assert cut.num_left_out == 30 - LIMIT
@@ -342,9 +344,9 @@ def test_spans_and_cuts(lm):
     result = lm.score(text, (20, 30), too_long="cut")
     assert result.num_tokens == 4 and result.num_left_out == 6
     assert lm.score(text, "89", too_long="cut").offsets[0, 0] == 18
-    with pytest.raises(ValueError, match="must not be in the part that is cut off"):
+    with pytest.raises(ValueError, match=r" 24\. .*\(25, 30\)"):
         lm.score(text, (25, 30), too_long="cut")
-    with pytest.raises(ValueError, match="after the first 24 tokens"):
+    with pytest.raises(ValueError, match="'abc'.* 24 "):
         lm.score(f"{text}abc", "abc", too_long="cut")
     # Whole characters are kept.
     result = lm.score("x" * (LIMIT - 1) + "é", too_long="cut")
@@ -416,11 +418,11 @@ def test_ids_without_a_tokenizer():
         assert_same(one, other)
     span = lm.score(ids[0], (1, 3))
     assert_close(span.log_likelihoods, results[0].log_likelihoods[1:3])
-    with pytest.raises(ValueError, match="Sub-strings can only be found in texts"):
+    with pytest.raises(ValueError, match="Received: 'a'"):
         lm.score(ids[0], "a")
-    with pytest.raises(ValueError, match="a model with a preprocessor"):
+    with pytest.raises(ValueError, match="preprocessor"):
         lm.score("a")
-    with pytest.raises(ValueError, match="from 0 to 30.* Received: 3 to 31 in text 1"):
+    with pytest.raises(ValueError, match="`vocabulary_size`.*Received: 3 .* 31 .* 1$"):
         lm.score([[1], [3, 31]])
 
 
@@ -444,7 +446,7 @@ def test_words_as_the_papers_count_them(lm):
     assert (first.num_words, second.num_words) == (5, 0)
     assert second.perplexity_per_word is None
     for options in ({"targets": "cat"}, {"too_long": "cut"}):
-        with pytest.raises(ValueError, match="`num_words` counts the words of whole"):
+        with pytest.raises(ValueError, match="`num_words`.*num_words=5"):
             lm.score(text * 3, num_words=5, **{"too_long": "windows", **options})
 
 
@@ -455,7 +457,7 @@ def test_scores_together(lm):
     assert_close(total.log_likelihood, sum(s.log_likelihood for s in scores))
     assert total.misaligned_prefix_length is None
     assert total.tokens == scores[0].tokens + scores[1].tokens
-    with pytest.raises(ValueError, match="of the same routing scope"):
+    with pytest.raises(ValueError, match=r"`scores`.*Received: 0 .*\[\]"):
         scoring.join([])
 
 
@@ -466,38 +468,38 @@ BY_IDS = {"texts": None, "token_ids": IDS}
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"targets": (3, 3)}, "0 <= start < end <= 11, the number of characters"),
+        ({"targets": (3, 3)}, r" 11, .*\(3, 3\)"),
         ({"targets": (3, 12)}, r"Received: \(3, 12\)"),
-        ({"targets": 3}, "`targets` must be pairs"),
-        ({"texts": ["a", ""]}, "at least one token each. Received: none in text 1"),
-        ({"texts": ["a", [1]]}, "must be strings or ids, not both"),
-        ({"texts": [1.5]}, "must be strings or lists of ids"),
-        ({"texts": ["a", "b"], "targets": ["a"]}, "Received: 1 for 2 texts"),
-        ({"reduction": "max"}, "`reduction` must be one of"),
-        ({"routing_scope": "past"}, "`routing_scope` must be one of"),
-        ({"too_long": "no"}, "`too_long` must be one of"),
-        ({"batch_size": 0}, "`batch_size` must be a positive integer"),
-        ({"num_words": 0}, "`num_words` must be a positive integer"),
-        ({"texts": None}, "`texts` must be a string, ids, or a list"),
-        ({"texts": b"a cat"}, "`texts` must be a string, ids, or a list"),
+        ({"targets": 3}, "`targets`.*Received: 3"),
+        ({"texts": ["a", ""]}, "`texts`.*Received: .* 1$"),
+        ({"texts": ["a", [1]]}, r"`texts`.*\['list', 'str'\]"),
+        ({"texts": [1.5]}, r"`texts`.*`token_ids`.*\(\[1\.5\]\)"),
+        ({"texts": ["a", "b"], "targets": ["a"]}, "`targets`.*Received: 1 .* 2 "),
+        ({"reduction": "max"}, "`reduction`.*reduction='max'"),
+        ({"routing_scope": "past"}, "`routing_scope`.*routing_scope='past'"),
+        ({"too_long": "no"}, "`too_long`.*too_long='no'"),
+        ({"batch_size": 0}, "`batch_size`.*batch_size=0"),
+        ({"num_words": 0}, "`num_words`.*num_words=0"),
+        ({"texts": None}, r"`texts`.*Received: \w+$"),
+        ({"texts": b"a cat"}, r"`texts`.*Received: \w+$"),
         (
             {"texts": {"token_ids": [[9, 9]], "padding_mask": [[True]]}},
-            "`padding_mask` must have the shape",
+            r"`padding_mask`.*`token_ids`.*\[\(1,\)\] .*\[\(2,\)\]",
         ),
         (
             {"texts": {"token_ids": [[9, 9]], "segment_ids": [[1, 2]]}},
-            "each row is one document. Received: a dict of token_ids, segment_ids",
+            r"`texts`.*Received: .* token_ids, segment_ids\.",
         ),
-        ({"texts": {"ids": [[9, 9]]}}, "Received: a dict of ids"),
+        ({"texts": {"ids": [[9, 9]]}}, "`texts`.*`padding_mask`.*segment_ids="),
         # As keras_hub's models are scored.
-        ({"token_ids": IDS}, "Either.*both"),
-        ({**BY_IDS, "targets": [(0, 1)]}, "`targets` and `reduction`"),
-        ({"targets": [(0, 1)], "padding_mask": IDS}, "`targets` and"),
-        ({"padding_mask": IDS}, "`token_ids` must be ids.*str"),
-        ({"texts": None, "padding_mask": IDS}, "`token_ids` must be ids.*None"),
-        ({**BY_IDS, "scoring_mode": "loss"}, "`target_ids` must be given"),
-        ({**BY_IDS, "scoring_mode": "bits"}, "`scoring_mode` must be one of"),
-        ({**BY_IDS, "routing_scope": "all"}, "`routing_scope` must be one"),
+        ({"token_ids": IDS}, "`texts`.*`token_ids`.*Received: both"),
+        ({**BY_IDS, "targets": [(0, 1)]}, r"`targets`.*targets=\[\(0, 1\)\]"),
+        ({"targets": [(0, 1)], "padding_mask": IDS}, "`targets`.*targets="),
+        ({"padding_mask": IDS}, "`token_ids`.*Received: str"),
+        ({"texts": None, "padding_mask": IDS}, "`token_ids`.*Received: NoneType"),
+        ({**BY_IDS, "scoring_mode": "loss"}, "`target_ids`.*target_ids=None"),
+        ({**BY_IDS, "scoring_mode": "bits"}, "`scoring_mode`.*scoring_mode='bits'"),
+        ({**BY_IDS, "routing_scope": "all"}, "`routing_scope`.*routing_scope='all'"),
     ],
 )
 def test_refused(lm, arguments, message):
@@ -507,12 +509,12 @@ def test_refused(lm, arguments, message):
 
 def test_a_character_that_does_not_fit_is_refused():
     lm = language_model(max_sequence_length=3, num_layers=1, num_routed_heads=0)
-    with pytest.raises(ValueError, match="a character that fits"):
+    with pytest.raises(ValueError, match="`texts`.*Received: '🎉🎉'"):
         lm.score("\U0001f389\U0001f389", too_long="cut")
 
 
 def test_probabilities_must_be_finite():
     lm = language_model(num_layers=1, num_routed_heads=0)
     lm.logits_dense.bias.assign(np.full(lm.logits_dense.bias.shape, np.nan))
-    with pytest.raises(ValueError, match="must be finite"):
+    with pytest.raises(ValueError, match="Received: log-likelihoods"):
         lm.score("a cat")

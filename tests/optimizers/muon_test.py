@@ -74,5 +74,5 @@ def test_decay_leaves_biases_alone():
 
 
 def test_two_rates_of_decay_are_refused():
-    with pytest.raises(ValueError, match="adam_weight_decay` must.*Received: .*=0"):
+    with pytest.raises(ValueError, match="`adam_weight_decay`.*Received: .*=0"):
         optimizers.Muon(weight_decay=0.1, adam_weight_decay=0.3)

@@ -76,9 +76,12 @@ def test_serialization_inside_an_optimizer(schedule):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"factors": "constant*rsqrt"}, "'rsqrt_normalized_decay'.*joined by"),
-        ({"factors": None}, "`factors` must be names out of 'constant'"),
-        ({"warmup_steps": 0}, "`warmup_steps` must be a positive integer"),
+        (
+            {"factors": "constant*rsqrt"},
+            "`factors`.*'rsqrt_normalized_decay'.*factors='",
+        ),
+        ({"factors": None}, "`factors`.*factors=None"),
+        ({"warmup_steps": 0}, "`warmup_steps`.*warmup_steps=0"),
         ({"factors": "rsqrt_hidden_size"}, "Received: hidden_dim=None"),
         ({"factors": "cosine_decay"}, "Received: decay_steps=None"),
         (
@@ -95,6 +98,6 @@ def test_invalid_factor_schedule(arguments, message):
 @pytest.mark.parametrize("name", ["warmup_steps", "hidden_dim"])
 def test_invalid_noam_schedule(name):
     arguments = {"learning_rate": 0.1, "warmup_steps": 4000, "hidden_dim": 512}
-    message = f"`{name}` must be a positive integer. Received: {name}=0.5"
+    message = f"`{name}`.*Received: {name}=0.5"
     with pytest.raises(ValueError, match=message):
         NoamSchedule(**{**arguments, name: 0.5})

@@ -100,9 +100,9 @@ def test_begins_anew_if_it_cannot_go_on(tmp_path, damage):
 def test_bad_input_leaves_nothing_behind(tmp_path):
     def damaged(state):
         yield {"ids": [1, 2, 3]}, 1
-        raise ValueError("line 7 is not UTF-8")
+        raise ValueError("books/7.txt is not UTF-8")
 
-    with pytest.raises(ValueError, match="line 7"):
+    with pytest.raises(ValueError, match=r"books/7\.txt"):
         array_store.write(tmp_path / "store", DTYPES, {}, damaged)
     assert os.listdir(tmp_path) == []
 
@@ -114,7 +114,7 @@ def test_a_full_disk_leaves_what_is_there(tmp_path):
                 raise OSError(28, "No space left on device")
             yield arrays, following
 
-    with pytest.raises(ValueError, match="must have room.*No space left"):
+    with pytest.raises(ValueError, match=r"full_disk.*Errno 28\]"):
         array_store.write(tmp_path / "store", DTYPES, {}, full)
     seen = []
     array_store.write(tmp_path / "store", DTYPES, {}, parts(seen=seen))
@@ -124,7 +124,7 @@ def test_a_full_disk_leaves_what_is_there(tmp_path):
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="must be writable"):
+    with pytest.raises(ValueError, match=r"/file'.*Errno 17\]"):
         array_store.write(tmp_path / "file" / "store", DTYPES, {}, parts())
 
 
@@ -152,7 +152,7 @@ def test_values_that_do_not_fit_are_refused(tmp_path):
     def large(state):
         yield {"ids": [70_000]}, 1
 
-    with pytest.raises(ValueError, match="of `ids` must fit into uint16.*70000"):
+    with pytest.raises(ValueError, match="`ids`.*uint16.*70000"):
         array_store.write(tmp_path / "store", DTYPES, {}, large)
 
 
@@ -172,10 +172,10 @@ def store(tmp_path):
 @pytest.mark.parametrize(
     "array, message",
     [
-        (None, "must be complete.*routing_tf.datagen"),
-        (np.zeros(5, "uint16"), "must be complete.*routing_tf.datagen"),
-        (np.zeros(30), "ids.npy has entries of float64 instead of"),
-        (np.zeros((30, 2), "uint16"), "ids.npy has entries of"),
+        (None, r"store'.*`python -m routing_tf\.datagen`"),
+        (np.zeros(5, "uint16"), r"store'.*`python -m routing_tf\.datagen`"),
+        (np.zeros(30), r"ids\.npy.*float64.*uint16"),
+        (np.zeros((30, 2), "uint16"), r"ids\.npy.*'<u2'"),
     ],
     ids=["missing", "shorter", "of another type", "of another shape"],
 )
@@ -194,7 +194,7 @@ INFO = ("{}", "null", "[]", "5", '{"lengths": 5, "identity": {}}')
 def test_info_of_wrong_types(store, content):
     (store / "info.json").write_text(content)
     for use in (array_store.read, array_store.identity_of):
-        with pytest.raises(ValueError, match="must be complete.*routing_tf.datagen"):
+        with pytest.raises(ValueError, match=r"`python -m routing_tf\.datagen`"):
             use(store)
 
 

@@ -205,18 +205,19 @@ def test_photos_are_nearly_what_was_written(tmp_path, mode):
 
 
 @pytest.mark.parametrize(
-    "content, reason",
+    "content",
     [
-        (bmp((5, 3), 32, bytes(60), b"", 3, (1, 2, 4)), "Unsupported BMP bitfields"),
-        (bmp((5, 3), 2, bytes(12), bytes(16)), "Unsupported BMP pixel depth"),
-        (FILES["bmp, 8 bits"][0][:-9], "truncated"),
-        (FILES["png, alpha"][0].replace(b"IDATx", b"IDATy"), "broken PNG|checksum"),
-        (encoded(RGB, "TIFF"), "cannot identify"),
-        (b"", "cannot identify"),
+        bmp((5, 3), 32, bytes(60), b"", 3, (1, 2, 4)),
+        bmp((5, 3), 2, bytes(12), bytes(16)),
+        FILES["bmp, 8 bits"][0][:-9],
+        FILES["png, alpha"][0].replace(b"IDATx", b"IDATy"),
+        encoded(RGB, "TIFF"),
+        b"",
     ],
+    ids=["bit fields", "2 bits", "cut", "checksum", "TIFF", "empty"],
 )
-def test_what_cannot_be_read_is_refused_by_name(tmp_path, content, reason):
-    with pytest.raises(ValueError, match=f"a.png' must be an undamaged .*({reason})"):
+def test_what_cannot_be_read_is_refused_by_name(tmp_path, content):
+    with pytest.raises(ValueError, match=r"/a\.png'.* Received: "):
         read(tmp_path, content)
 
 

@@ -54,10 +54,10 @@ def test_held_out_images_come_once_and_in_order():
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda x, y: (x / 50.0, y), "intensities of .* 0 to 49. .*dtype float64, for"),
-        (lambda x, y: (x + 40, y), "40 to 50|50 to 50"),
-        (lambda x, y: (x, y + 3), "labels of .* 0 to 3. Received: 4 to 4"),
-        (lambda x, y: (x, y[1:]), "shorter"),
+        (lambda x, y: (x / 50.0, y), r"0\.0.*float64"),
+        (lambda x, y: (x + 40, y), "Received: (40|50).* 50"),
+        (lambda x, y: (x, y + 3), r" 3\. Received: 4 .*4"),
+        (lambda x, y: (x, y[1:]), r"zip\(\)"),
     ],
 )
 def test_other_images_and_labels_are_refused(change, message):
@@ -109,15 +109,15 @@ def test_picture():
 
 def test_missing_scikit_learn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ValueError, match="pip install 'routing-tf.digits.'"):
+    with pytest.raises(ValueError, match=r"`pip install 'routing-tf\[digits\]'`"):
         problems.get("digits").prepare()
 
 
 @pytest.mark.parametrize(
     "message, settings",
     [
-        ("kind 'text'", models.preset_hyperparameters("byte_tiny")),
-        (r"\(28, 28, 1\)", models.preset_hyperparameters("mnist_local1d")),
+        ("'digits'.*Received: .*'text'", models.preset_hyperparameters("byte_tiny")),
+        (r"Received: .*\(28, 28, 1\)", models.preset_hyperparameters("mnist_local1d")),
         (
             "num_classes=3",
             models.preset_hyperparameters("digits_small").replace(num_classes=3),
@@ -125,7 +125,7 @@ def test_missing_scikit_learn(monkeypatch):
     ],
 )
 def test_refuses_models_that_do_not_fit(message, settings):
-    with pytest.raises(ValueError, match=f"Received: .*{message}"):
+    with pytest.raises(ValueError, match=message):
         problems.get("digits").check_hyperparameters(settings)
 
 

@@ -250,7 +250,7 @@ class TestImageFolder:
         assert problem.source.paths == expected
         (folder / "test" / "cat").mkdir(exist_ok=True)
         (folder / "test" / "cat" / "1.png").symlink_to(held_out)
-        with pytest.raises(ValueError, match="must not share files.*cat/1.png"):
+        with pytest.raises(ValueError, match=r"/validation' .*/test' .*cat/1\.png"):
             own(folder)
 
     def test_folders_behind_links_are_found(self, folder, tmp_path):
@@ -262,7 +262,9 @@ class TestImageFolder:
         write(folder / "train" / "ant" / "0.png", numbered(99, (4, 6, 1)))
         problem = own(folder)
         assert problem.image_shape == (4, 6, 1)
-        with pytest.raises(ValueError, match="train/ant/1.png' with 3.*channels=3"):
+        with pytest.raises(
+            ValueError, match=r"train/ant/1\.png' .* 3.*--problem_option=channels=3"
+        ):
             problem.prepare()
         problem = own(folder, channels="3")
         assert problem.images("train")[0, 0, 0].tolist() == [99, 99, 99]
@@ -281,7 +283,9 @@ class TestImageFolder:
 
     def test_another_size(self, folder):
         write(folder / "train" / "cat" / "3.png", numbered(0, (5, 6, 3)))
-        with pytest.raises(ValueError, match="cat/3.png' with 5 x 6.*resize=true"):
+        with pytest.raises(
+            ValueError, match=r"cat/3\.png' .* 5 x 6.*--problem_option=resize=true"
+        ):
             own(folder).prepare()
         assert own(folder, resize="true").images("train").shape == (9, 4, 6, 3)
 
@@ -300,7 +304,7 @@ class TestImageFolder:
     def test_a_picture_that_would_take_the_memory(self, tmp_path, monkeypatch):
         write(tmp_path / "a.jpg", np.zeros((3, 5, 1), "uint8"))
         monkeypatch.setattr(image_folder, "MAX_PIXELS", 14)
-        with pytest.raises(ValueError, match=r"a.jpg' must .* 14 pixels.*3 x 5 \("):
+        with pytest.raises(ValueError, match=r"a\.jpg' .* 14 .*3 x 5 \("):
             image_folder.read_image(tmp_path / "a.jpg")
 
     def test_arrays_that_earlier_versions_made_of_bmp_files_are_others(self, folder):
@@ -311,7 +315,7 @@ class TestImageFolder:
     def test_a_damaged_file(self, folder):
         path = folder / "train" / "cat" / "2.png"
         path.write_bytes(path.read_bytes()[:40])
-        with pytest.raises(ValueError, match="cat/2.png' must be an undamaged image"):
+        with pytest.raises(ValueError, match=r"cat/2\.png'"):
             own(folder).prepare()
 
     def test_files_of_other_kinds(self, folder, caplog):
@@ -332,7 +336,7 @@ class TestImageFolder:
         shutil.rmtree(folder / "test")
         problem = own(folder)
         problem.prepare()
-        with pytest.raises(ValueError, match="'test' of image_folder must have images"):
+        with pytest.raises(ValueError, match="'test' .*image_folder.*'test': 0"):
             problem.prepare("test")
 
     def test_only_images_to_score(self, folder):
@@ -350,7 +354,7 @@ class TestImageFolder:
             lambda: problem.fit_hyperparameters(settings),
             lambda: list(problem.generate()),
         ):
-            with pytest.raises(ValueError, match="must hold some, .png, .jpg"):
+            with pytest.raises(ValueError, match="`folder`.*Received: '/"):
                 use()
 
     def test_another_length(self, folder):
@@ -373,7 +377,7 @@ class TestImageFolder:
         monkeypatch.setattr(image_folder, "MAX_DEFAULT_LENGTH", 71)
         settings = models.preset_hyperparameters("images_small")
         problem = own(folder)
-        with pytest.raises(ValueError, match="of 4 x 6 x 3, 72 tokens. To cut") as e:
+        with pytest.raises(ValueError, match="`height`.*`width`.* 4 x 6 x 3, 72") as e:
             problem.fit_hyperparameters(settings)
         # The flags that the message names are those that help.
         words = str(e.value).replace(",", "").split()
@@ -422,7 +426,7 @@ class TestArraysOfOwnImages:
         monkeypatch.setattr(image_folder, "MAX_BYTES_IN_MEMORY", 3 * 72)
         problem = arrays_of(folder)
         problem.prepare("test")
-        with pytest.raises(ValueError, match="datagen --problem=image_folder"):
+        with pytest.raises(ValueError, match=" 216 .*--problem=image_folder"):
             problem.prepare("train")
         list(problem.generate())
         assert len(problem.images("train")) == 9

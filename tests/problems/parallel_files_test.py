@@ -90,7 +90,7 @@ def test_a_pair_of_several_names_is_read_once(files, tmp_path):
         name.replace("validation", "test"): path.replace("link", "twin")
         for name, path in held_out.items()
     }
-    with pytest.raises(ValueError, match="must not share files.*link.en"):
+    with pytest.raises(ValueError, match=r"`validation_source_files`.*link\.en"):
         get(everything, **held_out, **twins).prepare()
 
 
@@ -120,16 +120,16 @@ def test_pairs_with_an_empty_side_are_left_out(tmp_path, caplog):
 class TestFilesThatDoNotFit:
     def test_other_numbers_of_lines(self, files, tmp_path):
         write(tmp_path / "a.de", range(99))
-        with pytest.raises(ValueError, match="a.en' with 100.*a.de' with 99"):
+        with pytest.raises(ValueError, match=r"a\.en' .* 100 .*a\.de' .* 99"):
             get(files).prepare()
 
     def test_other_numbers_of_files(self, files, tmp_path):
         files["source_files"] += f",{write(tmp_path / 'b.en', range(3))}"
-        with pytest.raises(ValueError, match="same number.*Received: 2 and 1 files"):
+        with pytest.raises(ValueError, match="`source_files`.* 2 .* 1 "):
             get(files).prepare()
 
     def test_a_missing_file(self, files):
-        with pytest.raises(ValueError, match="`target_files` must name.*'nowhere'"):
+        with pytest.raises(ValueError, match="`target_files`.*'nowhere'"):
             get({**files, "target_files": "nowhere"}).prepare()
 
     def test_too_few_lines_to_hold_some_out(self, tmp_path):
@@ -139,7 +139,7 @@ class TestFilesThatDoNotFit:
         }
         problem = get(files)
         problem.prepare("train")
-        with pytest.raises(ValueError, match="'validation' of parallel_files must"):
+        with pytest.raises(ValueError, match="'validation'.*input_length=256"):
             problem.prepare("validation")
 
 
@@ -172,5 +172,5 @@ class TestArrays:
 
     def test_no_raw_files(self, files, data, tmp_path):
         problem = get(files, data_dir=data)
-        with pytest.raises(ValueError, match="raw_dir=.*; leave it out"):
+        with pytest.raises(ValueError, match="`source_files`.*raw_dir='/"):
             list(problem.generate(str(tmp_path)))

@@ -123,7 +123,7 @@ def test_goes_on_behind_the_last_book(
 
 def test_a_damaged_book(tmp_path, raw_dir, vocabulary):
     (raw_dir / "train" / "5.txt").write_bytes(b"good\nbad \xff\n")
-    with pytest.raises(ValueError, match=r"5\.txt.*line 2.*UTF-8"):
+    with pytest.raises(ValueError, match=r"5\.txt', .* 2 .*0xff"):
         get(tmp_path, raw_dir)
     left = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
     assert [path.name for path in left] == [pg19.VOCABULARY_FILE]
@@ -133,21 +133,21 @@ def test_other_books_need_another_folder(tmp_path, raw_dir, vocabulary):
     get(tmp_path, raw_dir)
     get(tmp_path, raw_dir)
     (raw_dir / "test" / "5.txt").write_text("a new one")
-    with pytest.raises(ValueError, match="whose files differ"):
+    with pytest.raises(ValueError, match="`data_dir`.*Received: '/"):
         get(tmp_path, raw_dir)
 
 
 def test_missing(tmp_path, raw_dir, vocabulary):
-    with pytest.raises(ValueError, match="`vocabulary` must name.*datagen"):
+    with pytest.raises(ValueError, match="`vocabulary`.*--problem=.*vocabulary=None"):
         problems.get("pg19_length8k", data_dir=str(tmp_path)).prepare()
     empty = tmp_path / "empty"
     empty.mkdir()
-    with pytest.raises(ValueError, match="at least one of the folders train"):
+    with pytest.raises(ValueError, match="`raw_dir`.*raw_dir='.*empty'"):
         get(tmp_path, empty)
-    with pytest.raises(ValueError, match="`vocabulary` must be the path"):
+    with pytest.raises(ValueError, match="`vocabulary`.*vocabulary='nowhere'"):
         get(tmp_path, raw_dir, vocabulary="nowhere")
     for name in BOOKS["train"]:
         (raw_dir / "train" / name).unlink()
     problem = get(tmp_path, raw_dir)
-    with pytest.raises(ValueError, match="'train' of pg19_length8k is not prepared"):
+    with pytest.raises(ValueError, match="'train'.*pg19_length8k.*data_dir="):
         problem.prepare("train")

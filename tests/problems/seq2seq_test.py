@@ -153,7 +153,7 @@ class TestLongPairs:
 
     def test_nothing_is_left(self):
         problem = Numbers(input_length=2, sequence_length=2, too_long="drop")
-        with pytest.raises(ValueError, match="23 pairs, of which 23 are too long"):
+        with pytest.raises(ValueError, match="'train'.* 23 .*input_length=2"):
             problem.prepare()
 
 
@@ -232,7 +232,7 @@ class TestVocabulary:
         problem = Numbers(vocabulary=str(tmp_path / "words"))
         assert problem.tokenizer.get_vocabulary() == tokens
         assert problem.tokenizer.detokenize(problem.pair("test", 3)[0]) == "three"
-        with pytest.raises(ValueError, match="`vocabulary` must be the path.*nowhere"):
+        with pytest.raises(ValueError, match="`vocabulary`.*vocabulary='nowhere'"):
             Numbers(vocabulary="nowhere").prepare()
 
     def test_arrays_are_those_of_the_vocabulary(self, tmp_path):
@@ -266,7 +266,7 @@ def test_metric():
 
 
 def test_pairs_that_are_not_there():
-    with pytest.raises(ValueError, match="less than 4, .*index=4"):
+    with pytest.raises(ValueError, match="`index`.*index=4"):
         Numbers().pair("test", 4)
 
 
@@ -282,10 +282,10 @@ class TestHyperparameters:
     @pytest.mark.parametrize(
         "changes, message",
         [
-            ({"num_encoder_layers": 0}, "kind 'text'"),
+            ({"num_encoder_layers": 0}, "'numbers'.*'text'.*encoder_inputs='tokens'"),
             ({"encoder_inputs": "embeddings"}, "encoder_inputs='embeddings'"),
-            ({"max_input_length": 100}, "`max_input_length`. Received: 512 and 100"),
-            ({"max_sequence_length": 99}, "`max_sequence_length`. Received: 512 and"),
+            ({"max_input_length": 100}, "`max_input_length`.*512.*100"),
+            ({"max_sequence_length": 99}, "`max_sequence_length`.*512.*99"),
         ],
     )
     def test_refuses(self, changes, message):

@@ -257,5 +257,5 @@ def test_datagen_prepares_text_of_any_size(files, tmp_path):
     again = get(files, data_dir=str(tmp_path / "data"))
     assert isinstance(again.ids("test"), np.memmap)
     np.testing.assert_array_equal(again.ids("test"), get(files).ids("test"))
-    with pytest.raises(ValueError, match="names its files with `files`"):
+    with pytest.raises(ValueError, match="`files`.*raw_dir="):
         list(problem.generate(tmp_path))

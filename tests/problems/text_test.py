@@ -259,14 +259,14 @@ def test_lines_fill_windows_that_the_end_id_closes(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ({"split": "valid"}, r"`split` must be one of .* Received: split='valid'"),
-        ({"batch_size": 0}, "`batch_size` must be a positive integer. Received: b"),
-        ({"start_step": -1}, "`start_step` must be a non-negative integer"),
-        ({"seed": None}, "`seed` must be a non-negative integer"),
-        ({"num_examples": 3}, "`num_examples` must be None for the training"),
-        ({"split": "test", "num_examples": 0}, "`num_examples` must be a positive"),
-        ({"batch_size": 113, "repeat": False}, "`batch_size` must not exceed"),
-        ({"num_workers": 2, "worker": 2}, "`worker` must be less than"),
+        ({"split": "valid"}, "`split`.*split='valid'"),
+        ({"batch_size": 0}, "`batch_size`.*batch_size=0"),
+        ({"start_step": -1}, "`start_step`.*start_step=-1"),
+        ({"seed": None}, "`seed`.*seed=None"),
+        ({"num_examples": 3}, "`num_examples`.*num_examples=3"),
+        ({"split": "test", "num_examples": 0}, "`num_examples`.*num_examples=0"),
+        ({"batch_size": 113, "repeat": False}, "`batch_size`.*batch_size=113"),
+        ({"num_workers": 2, "worker": 2}, "`worker`.*worker=2"),
     ],
 )
 def test_refused_datasets(problem, arguments, message):
@@ -352,10 +352,10 @@ class TestTextFiles:
         found = named_files.find_files("files", f" {joined}, ")
         assert found == [str(tmp_path / name) for name in names]
         assert named_files.split_paths('x"y, plain') == ['x"y', "plain"]
-        with pytest.raises(ValueError, match="quotes must be around a whole path"):
+        with pytest.raises(ValueError, match="Received: '\"we,ird.txt'"):
             named_files.find_files("files", '"we,ird.txt')
         for files in (5, [5]):
-            with pytest.raises(ValueError, match="`files` must be paths"):
+            with pytest.raises(ValueError, match=r"`files`.*files=\[?5"):
                 named_files.find_files("files", files)
 
     def test_named_held_out_files(self, tmp_path):
@@ -391,25 +391,27 @@ class TestTextFiles:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "folder").mkdir()
         for files in ("*.text", ["folder"]):
-            with pytest.raises(ValueError, match="`files` must name") as error:
+            with pytest.raises(
+                ValueError, match=r"`files`.*Received: '(\*\.text|folder)'"
+            ) as error:
                 problems.TextFiles(files).prepare()
             name = files if isinstance(files, str) else files[0]
             assert str(tmp_path) in str(error.value)
             assert repr(name) in str(error.value)
-        with pytest.raises(ValueError, match="`data_dir` must name"):
+        with pytest.raises(ValueError, match=r"`data_dir`.*Received: 'folder/\*\*'"):
             problems.TextFiles(data_dir="folder").prepare()
 
     def test_pipes_and_devices_are_refused(self, tmp_path):
         write(tmp_path, "a", b"x" * 400)
         os.mkfifo(tmp_path / "pipe")
         for files in (str(tmp_path / "*"), [tmp_path / "pipe"], "/dev/zero"):
-            with pytest.raises(ValueError, match="must be a regular file.*a pipe"):
+            with pytest.raises(ValueError, match="'/(.*/pipe|dev/zero)'"):
                 problems.TextFiles(files, sequence_length=LENGTH).prepare()
 
     def test_unreadable_file(self, tmp_path):
         write(tmp_path, "a", b"x" * 400)
         (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
-        with pytest.raises(ValueError, match="broken' must be readable.*No such file"):
+        with pytest.raises(ValueError, match="/broken'"):
             problems.TextFiles(data_dir=str(tmp_path)).prepare()
 
     def test_a_file_of_several_names_is_read_once(self, tmp_path):
@@ -439,16 +441,16 @@ class TestTextFiles:
         assert [p for p, _, _ in places["validation"]] == [str(tmp_path / names[0])]
         train = {os.path.basename(path) for path, _, _ in places["train"]}
         assert train == {f"{n}.txt" for n in range(40) if n not in (1, 2)}
-        with pytest.raises(ValueError, match="must not share files.*books/1.txt"):
+        with pytest.raises(ValueError, match=r"`validation_files`.*books/1\.txt"):
             files = books / "3.txt", books / "1.txt", tmp_path / names[0]
             problems.TextFiles(*files).prepare()
 
     @pytest.mark.parametrize(
         "message, size, length",
         [
-            ("`files` must hold some text", 0, LENGTH),
-            ("the split 'train' of 361 ids", 400, 362),
-            ("The split 'validation' of text_files must have data", 10, 5),
+            ("`files`.*files='.*data_dir=None", 0, LENGTH),
+            ("`sequence_length`.*sequence_length=362.*'train'.*361", 400, 362),
+            ("'validation' .*text_files.*Received: none", 10, 5),
         ],
     )
     def test_too_little_text(self, message, size, length, tmp_path):
@@ -469,10 +471,10 @@ class Poems(problems.TextProblem):
 @pytest.mark.parametrize(
     "ids, received",
     [
-        (np.linspace(0, 9, 50), r"<float64>\[50\] for"),
-        (np.zeros((50, 1), int), r"<int64>\[50, 1\] for"),
-        (np.arange(50) % 12 - 2, r"<int64>\[50\], from -2 to 9, for"),
-        (np.full(50, 2**40), "from 1099511627776 to"),
+        (np.linspace(0, 9, 50), r"<float64>\[50\]"),
+        (np.zeros((50, 1), int), r"<int64>\[50, 1\]"),
+        (np.arange(50) % 12 - 2, r"<int64>\[50\], .*-2 .* 9, "),
+        (np.full(50, 2**40), "1099511627776"),
     ],
 )
 def test_ids_that_are_none_are_refused(ids, received):
@@ -482,7 +484,7 @@ def test_ids_that_are_none_are_refused(ids, received):
         def load_split(self, split):
             return ids
 
-    with pytest.raises(ValueError, match=f"must be integers of 0 to 9.*{received}"):
+    with pytest.raises(ValueError, match=f"`vocabulary_size`.*{received}"):
         Own(sequence_length=8).prepare()
 
 
@@ -491,7 +493,7 @@ def test_one_text_is_no_list_of_texts():
         def load_split(self, split):
             return "hello world " * 9
 
-    with pytest.raises(ValueError, match="iterable of examples. Received: one str"):
+    with pytest.raises(ValueError, match="`load_split`.*'train'"):
         Own(sequence_length=8).prepare()
 
 
@@ -542,7 +544,7 @@ class TestPythonSource:
 
     def test_too_small(self, library):
         write(library, "only.py", b"x" * 100)
-        with pytest.raises(ValueError, match="Use the problem 'text_files'"):
+        with pytest.raises(ValueError, match="'python_source'.*2048.*'text_files'"):
             problems.get("python_source").prepare()
 
     def test_the_hash_is_the_same_everywhere(self):

@@ -79,6 +79,42 @@ def test_ends_of_ranges(name, values):
 
 
 @pytest.mark.parametrize(
+    "name, values",
+    [
+        ("num_layers", (2.0, True, None)),
+        ("vocabulary_size", (0,)),
+        ("key_dim", ("8",)),
+        ("ema", (1,)),
+        ("learning_rate", (True,)),
+        ("relative_key_stddev", (-1, True)),
+        ("routed_relative_key_stddev", (-1, True, "2", math.nan)),
+        ("logit_soft_cap", (-1.0,)),
+        ("local_key_shift", (True,)),
+        ("remat_attention", (1,)),
+        ("feed_forward", ("gelu",)),
+        ("routing", ("nearest", 3)),
+        ("compatibility", ({"rank_mask": True}, True, ["exact"], "release")),
+    ],
+)
+def test_refusals_have_the_value(name, values):
+    for value in values:
+        rule, _, received = refusal(name, value).partition(" Received: ")
+        assert rule.startswith(f"`{name}` must be ")
+        assert received.startswith(f"{name}={value!r}")
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [("num_layers", "none"), ("key_dim", "many"), ("learning_rate", "fast")]
+    + [("ema", "yes"), ("entmax_alpha", "soft")],
+)
+def test_refusals_of_texts_have_the_text(name, text):
+    told = refusal_of_text(name, text)
+    assert told.startswith(f"`{name}` in `--hparams` must be ")
+    assert f"Received: {name}={text!r}" in told
+
+
+@pytest.mark.parametrize(
     "name, value, expected",
     [
         ("adam_beta_1", 0, 0.0),

@@ -94,7 +94,7 @@ def test_sequence_length_cuts_and_pads(case, tokenizer):
     assert cut.detokenize(one) == "the"
     if case == "words":
         assert cut.encode(TEXTS[-1]).tolist() == whole[0]
-    with pytest.raises(ValueError, match="`sequence_length` must be a positive"):
+    with pytest.raises(ValueError, match="`sequence_length`.*sequence_length=0"):
         make(case, sequence_length=0)
 
 
@@ -149,12 +149,12 @@ def test_serialization(case):
         lambda: copy.detokenize([1]),
         *([lambda: copy.encode("a")] if case == "words" else []),
     ):
-        with pytest.raises(ValueError, match="`vocabulary` must be set"):
+        with pytest.raises(ValueError, match="`vocabulary`.*vocabulary=None"):
             call()
     copy.set_vocabulary(tokenizer.get_vocabulary())
     assert copy.tokenize("a").shape == (7,)
     config["config"]["vocabulary"] = "/etc/hosts"
-    with pytest.raises(ValueError, match="must not be a path in a saved config"):
+    with pytest.raises(ValueError, match="`vocabulary`.*vocabulary='/etc/hosts'"):
         keras.saving.deserialize_keras_object(config)
 
 
@@ -200,7 +200,7 @@ def test_in_a_preset_folder_and_a_file(case, tmp_path):
     with tracing.eager():
         assert from_file.generate("the cat", max_length=11).startswith("the cat")
     other = CASES["words" if case == "bytes" else "bytes"][0]
-    names = f"must be a {other.__name__}.*a {type(tokenizer).__name__}"
+    names = f"{other.__name__}.*preset=.*{type(tokenizer).__name__}"
     with pytest.raises(ValueError, match=names):
         other.from_preset(folder)
 
@@ -209,32 +209,32 @@ def test_errors_of_vocabularies(tokenizer, case, tmp_path):
     if case == "bytes":
         pytest.skip("it has no vocabulary of its own")
     cls, path = type(tokenizer), tmp_path / "vocabulary"
-    with pytest.raises(ValueError, match="existing file.*Received: .*vocabulary"):
+    with pytest.raises(ValueError, match="`vocabulary`.*Received: .*/vocabulary'"):
         cls(path)
     path.write_bytes(b"")
     for empty in (path, []):
-        with pytest.raises(ValueError, match="must not be empty.*build_vocabulary"):
+        with pytest.raises(ValueError, match="`vocabulary`.*build_vocabulary"):
             cls(empty)
     tokens = tokenizer.get_vocabulary()
-    with pytest.raises(ValueError, match="must begin with the tokens"):
+    with pytest.raises(ValueError, match=rf"`vocabulary`.*Received: \[{tokens[1]!r}, "):
         cls(tokens[1:])
-    with pytest.raises(ValueError, match="must not hold empty tokens"):
+    with pytest.raises(ValueError, match=r"`vocabulary`.*Received: \[''\]"):
         cls([*tokens, ""])
     size = {"vocabulary_size": 100} if case == "subwords" else {}
-    with pytest.raises(ValueError, match="`texts` must be an iterable of texts"):
+    with pytest.raises(ValueError, match="`texts`.*4"):
         cls.build_vocabulary("text", **size)
     for texts in ([], [""]):
-        with pytest.raises(ValueError, match="`texts` must hold at least one word"):
+        with pytest.raises(ValueError, match="`texts`.*Received: none"):
             cls.build_vocabulary(texts, **size)
 
 
 def test_errors_of_calls(tokenizer):
-    with pytest.raises(ValueError, match="`inputs` must be one string"):
+    with pytest.raises(ValueError, match=r"`inputs`.*\(2,\)"):
         tokenizer.tokenize([1, 2])
-    with pytest.raises(ValueError, match="`inputs` must be ids of shape"):
+    with pytest.raises(ValueError, match=r"`inputs`.*\(\)"):
         tokenizer.detokenize(99)
     for id in (-1, tokenizer.vocabulary_size()):
-        with pytest.raises(ValueError, match="`id` must be between 0 and"):
+        with pytest.raises(ValueError, match=f"`id`.*id={id}$"):
             tokenizer.id_to_token(id)
-    with pytest.raises(ValueError, match="`token` must be (in|one of)"):
+    with pytest.raises(ValueError, match="`token`.*token='no such token'"):
         tokenizer.token_to_id("no such token")

@@ -59,10 +59,10 @@ def test_words_that_look_like_tokens(tokenizer):
 
 
 def test_ids_of_another_text_are_refused(tokenizer):
-    with pytest.raises(ValueError, match="Received: 3 ids for 7 characters"):
+    with pytest.raises(ValueError, match="`token_ids`.*3 .* 7"):
         token_offsets(tokenizer, "the cat", np.array([2, 3, 0]))
 
 
 def test_other_tokenizers_are_refused():
-    with pytest.raises(ValueError, match="or WordTokenizer. Received: Tokenizer"):
+    with pytest.raises(ValueError, match="`tokenizer`.*Received: Tokenizer"):
         token_offsets(keras_hub.tokenizers.Tokenizer(), "a", np.array([2]))

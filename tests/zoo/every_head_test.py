@@ -40,7 +40,7 @@ def test_maps_show_who_is_seen(kind):
         relative = {"max_relative_position": None}
     attention = built_attention(kind, relative)
     if kind.startswith("native_sparse"):
-        with pytest.raises(ValueError, match="`return_attention_scores` must be False"):
+        with pytest.raises(ValueError, match="`return_attention_scores`"):
             attention(x, use_causal_mask=True, return_attention_scores=True)
         return
     (output, scores), _ = golden_cases.run(
@@ -120,7 +120,7 @@ def test_a_bias_hides_tokens(kind, hidden):
 def test_without_a_causal_form(kind):
     """Such heads refuse the mask; queries that see nothing get zero."""
     attention, x = built_attention(kind), helpers.normal(BATCH, LENGTH, DIM)
-    rule, name = "`use_causal_mask` must be False: .*=True", "Received: "
+    rule, name = "`use_causal_mask`.*use_causal_mask=True", "Received: "
     if kind == "long_short_of_the_whole":
         rule = name = "`segment_length`.*segment_length=None"
     else:
@@ -141,7 +141,7 @@ OF_ONE = [kind for kind in cases.ALL if kind not in (*cases.OF_TWO, "random_feat
 def test_refuses_other_sequences_and_biases(kind):
     attention, x = built_attention(kind), helpers.normal(BATCH, LENGTH, DIM)
     if kind in OF_ONE:
-        rule = "is_cross_attention=True|must not be another sequence|`value`"
+        rule = "is_cross_attention=True|`value`"
         options = {"use_causal_mask": kind.startswith("native_sparse")}
         with pytest.raises(ValueError, match=rule):
             attention(x, x[:, ::-1], self_attention=False, **options)
@@ -150,5 +150,5 @@ def test_refuses_other_sequences_and_biases(kind):
                 attention.make_cache(1, 4, value=x)
     if kind in cases.WITHOUT_BIAS:
         options = {"use_causal_mask": is_causal(kind)}
-        with pytest.raises(ValueError, match="`token_bias` must be None"):
+        with pytest.raises(ValueError, match=r"`token_bias`.*token_bias\.shape="):
             attention(x, token_bias=helpers.normal(BATCH, LENGTH), **options)

@@ -48,11 +48,19 @@ def test_settings(name):
 @pytest.mark.parametrize(
     "make, options, message",
     [
-        (zoo.longformer_heads, {"num_dilated_heads": 2}, "num_dilated_heads=2 with"),
-        (zoo.longformer_heads, {"dilation": 2}, "dilation=2 with"),
+        (
+            zoo.longformer_heads,
+            {"num_dilated_heads": 2},
+            "num_dilated_heads=2 .*num_heads=2",
+        ),
+        (zoo.longformer_heads, {"dilation": 2}, "dilation=2 .*num_dilated_heads=0"),
         (zoo.longformer_heads, {"attention_window": 0}, "attention_window=0"),
         (zoo.etc_heads, {"num_global_tokens": 0}, "num_global_tokens=0"),
-        (zoo.bigbird_heads, {"num_random_heads": 2}, "num_random_heads=2 with"),
+        (
+            zoo.bigbird_heads,
+            {"num_random_heads": 2},
+            "num_random_heads=2 .*num_heads=2",
+        ),
         (zoo.bigbird_heads, {"block_length": 0}, "block_length=0"),
     ],
 )

@@ -64,5 +64,5 @@ def test_mixtures_start_with_the_variance_of_the_paper():
 
 def test_refuses_lengths_that_do_not_fit():
     group = zoo.LinformerHeads(HEADS, 14, MIXTURES)
-    with pytest.raises(ValueError, match="`max_length` .*max_length=14 .* 15 tokens"):
+    with pytest.raises(ValueError, match="`max_length`.*max_length=14"):
         group(*helpers.streams(15))

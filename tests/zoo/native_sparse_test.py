@@ -179,18 +179,18 @@ def test_equals_the_code_of_others():
 
 
 def test_refused():
-    with pytest.raises(ValueError, match="multiple of .*compression_length=3, comp"):
+    with pytest.raises(ValueError, match="`compression_stride`.*compression_length=3"):
         built_group(compression_length=3)
-    with pytest.raises(ValueError, match="multiple of .*block_length=5, comp"):
+    with pytest.raises(ValueError, match="`compression_stride`.*block_length=5"):
         built_group(block_length=5)
-    with pytest.raises(ValueError, match="not exceed .*compression_length=8, block"):
+    with pytest.raises(ValueError, match="`block_length`.*compression_length=8"):
         built_group(compression_length=8)
-    with pytest.raises(ValueError, match="always seen.*num_blocks=2, num_initial"):
+    with pytest.raises(ValueError, match="`num_blocks`.*=2, num_initial_blocks=1"):
         built_group(num_blocks=2)
     group, arrays = built_group(), tokens()
     for options, message in (
-        ({}, "causal mask.*use_causal_mask=False"),
-        ({"use_causal_mask": True, "features": None}, "`features` must be given"),
+        ({}, "`use_causal_mask`.*use_causal_mask=False"),
+        ({"use_causal_mask": True, "features": None}, "`features`.*features=None"),
     ):
         with pytest.raises(ValueError, match=message):
             group(**{**arrays, **options})

@@ -72,7 +72,7 @@ def test_layers_need_no_zoo():
 
 def test_a_pattern_of_ones_own(monkeypatch):
     monkeypatch.setattr(patterns, "_REGISTERED", {})
-    with pytest.raises(ValueError, match="must be one of.*'sinkhorn'.*routing='mine'"):
+    with pytest.raises(ValueError, match="`routing`.*'sinkhorn'.*routing='mine'"):
         small_models.hyperparameters(routing="mine")
     mine = zoo.Pattern(layers.SlidingHeads, lambda s: {"radius": s.attention_window})
     patterns.register("mine", mine)

@@ -65,11 +65,11 @@ def test_learns_what_the_layer_is_told_to():
 
 def test_refusals():
     group = built_group("dense", None)
-    message = "`max_length` must be .*max_length=16 .* with a {} of 17 tokens"
+    message = "`max_length`.*max_length=16 .* 17 "
     query, _, value = helpers.streams(17)
-    with pytest.raises(ValueError, match=message.format("sequence")):
+    with pytest.raises(ValueError, match=message):
         group(query, None, value)
-    with pytest.raises(ValueError, match=message.format("cache")):
+    with pytest.raises(ValueError, match=message):
         group.make_cache(1, 17)
-    with pytest.raises(ValueError, match="`value` must not be another sequence"):
+    with pytest.raises(ValueError, match="`value`.*is_cross_attention=True"):
         group(*helpers.streams(5), is_cross_attention=True)

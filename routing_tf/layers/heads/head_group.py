@@ -325,7 +325,7 @@ class HeadGroup(Stepwise, ConfiguredLayer):
             if length is None or length != value.shape[2]:
                 value = self._of_length(query, value)
         if self.key_shift:
-            shift.check_call(inputs)
+            shift.check_key_shift_call(inputs)
         if self.rotary_positions and inputs.is_cross_attention:
             raise ValueError(
                 "`rotary_positions=True` needs self-attention, because tokens of two "

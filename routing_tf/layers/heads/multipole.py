@@ -25,7 +25,7 @@ from routing_tf.layers.routing.pairs import Queries
 from routing_tf.layers.routing.pairs import Turn
 from routing_tf.layers.routing.pairs import document_places
 from routing_tf.layers.routing.rule import RoutedTokens
-from routing_tf.layers.support import head_inputs as shift
+from routing_tf.layers.support import head_inputs
 from routing_tf.layers.support.configs import Argument
 from routing_tf.layers.support.head_inputs import read_next_values
 from routing_tf.layers.support.masks import combine_masks
@@ -40,6 +40,7 @@ from routing_tf.layers.support.validation import check_optional_integer
 from routing_tf.layers.support.validation import check_positive_integer
 
 NORMALIZATIONS = (None, "layer")
+CHOICES = ("mass", "centroid")
 # Pairs are flushed in blocks of this many, unless fewer are near.
 BLOCK_LENGTH = 64
 
@@ -105,6 +106,11 @@ class MultipoleHeads(ClusteredHeads):
             `attention_window`. With more than an equal share, busy clusters of great
             mass are read further back, and the last ones get what is left. None (the
             default) for an equal share, `attention_window // clusters_per_query`.
+        choice: which clusters are best for a query: `"mass"` (the default), those of
+            the greatest mass; or `"centroid"`, those with the highest scores, as in
+            token choice. With shared queries and keys the first one is then the
+            cluster of its own key, and heads that are trained from scratch learn
+            faster.
         **kwargs: arguments of `Clustering`, which say how centroids move;
             `exploring_queries` of `ClusteredHeads`; and arguments of `HeadGroup`,
             without relative positions.
@@ -148,6 +154,7 @@ class MultipoleHeads(ClusteredHeads):
     far_distance = Argument(check_optional_integer)
     sink_logits = Argument(check_flag)
     members_per_cluster = Argument(check_optional_integer)
+    choice = Argument(check_choice, CHOICES)
 
     def __init__(
         self,
@@ -165,6 +172,7 @@ class MultipoleHeads(ClusteredHeads):
         far_distance=None,
         sink_logits=False,
         members_per_cluster=None,
+        choice="mass",
         **kwargs,
     ):
         clustering, kwargs = Clustering.taken_from(kwargs)
@@ -182,6 +190,7 @@ class MultipoleHeads(ClusteredHeads):
         self.far_distance = far_distance
         self.sink_logits = sink_logits
         self.members_per_cluster = members_per_cluster
+        self.choice = choice
         self._check_together()
 
     def _check_together(self):
@@ -305,8 +314,8 @@ class MultipoleHeads(ClusteredHeads):
         places, starts = document_places(length, real, inputs.segments)
         if self.key_shift:
             own = dataclasses.replace(inputs, key=keys["key"])
-            value_mask = shift.offer_previous_keys(own).value_mask
-            keys = {name: shift.one_later(x) for name, x in keys.items()}
+            value_mask = head_inputs.offer_previous_keys(own).value_mask
+            keys = {name: head_inputs.one_later(x) for name, x in keys.items()}
             key_mask = None
         mask = combine_masks(key_mask, value_mask)
         segments = None if inputs.segments is None else inputs.segments.value
@@ -316,7 +325,7 @@ class MultipoleHeads(ClusteredHeads):
             if segments is not None:
                 refuse_segments(self, "means of another sequence cross their borders")
             return self._attend_to_memory(queries, pairs, starts, training)
-        queries = Queries(*queries, places, segments, starts)
+        queries = Queries(*queries, places, segments=segments, starts=starts)
         kind = MultipolePass if inputs.use_causal_mask else TwoSidedPass
         if segments is not None:
             return kind(self, queries, pairs).attend(training)
@@ -331,7 +340,8 @@ class MultipoleHeads(ClusteredHeads):
         table = multipole_cache.table_of(pairs, clusters, self.num_clusters)
         reads_of = functools.partial(reads_of_pairs, self, pairs, clusters)
         first = pairs.first(starts, self.num_sinks)
-        return attend_to_memory(self, queries[0], first, table, reads_of, training)
+        query, _, scores = queries
+        return attend_to_memory(self, query, scores, first, table, reads_of, training)
 
     def _pairs(self, inputs, keys, places, segments=None):
         bias = inputs.token_bias
@@ -348,24 +358,37 @@ class MultipoleHeads(ClusteredHeads):
     def compared(self, inputs, training=None):
         """Returns queries, as they see near pairs and far ones, and what pairs have.
 
-        The latter is a dict of `[batch, key heads, length, ...]`: keys, keys as seen
-        from far unless they are the same, and clusters. Training moves the centroids.
+        The former are followed by `scores_of`. The latter is a dict of
+        `[batch, key heads, length, ...]`: keys, keys as seen from far unless they are
+        the same, and clusters. Training moves the centroids.
         """
         query, key = self.vectors(inputs)
+        is_key = self.share_query_key and not inputs.is_cross_attention
+        scores = self.scores_of(key if is_key else query)
         (assigned,) = self.assign(
             [normalize(key)], [inputs.key_mask], training, inputs.adds_losses
         )
         keys = {"key": key, "clusters": assigned.numbers[..., None]}
         if not self.rotary_positions:
-            return (query, query), keys
+            return (query, query, scores), keys
         keys["key"], turned = self.rotated(key, inputs), self.rotated(query, inputs)
         if self.far_distance is None:
-            return (turned, turned), keys
+            return (turned, turned, scores), keys
         distance, zero = (
             ops.full((1, 1, 1), x, "int32") for x in (self.far_distance, 0)
         )
         keys["far_key"] = self.turned(key, positions=zero)
-        return (turned, self.turned(query, positions=distance)), keys
+        return (turned, self.turned(query, positions=distance), scores), keys
+
+    def scores_of(self, query):
+        """Returns scores of clusters, `<float32>[B, H, L, K]`; None where mass counts.
+
+        The centroids do not move.
+        """
+        if self.choice == "mass":
+            return None
+        rows = head_inputs.in_one_sequence(normalize(query), self.num_key_heads)
+        return head_inputs.in_heads(self.kmeans.scores(rows), query)
 
     def vectors(self, inputs):
         """Returns queries and keys as they are compared, not yet turned."""
@@ -457,6 +480,7 @@ class MultipoleHeads(ClusteredHeads):
         first = multipole_cache.pairs_of(self, cache["first"])
         reads_of = functools.partial(reads_of_cache, self, cache)
         table = multipole_cache.table(cache)
-        output = attend_to_memory(self, query, first, table, reads_of)
+        scores = self.scores_of(query)
+        output = attend_to_memory(self, query, scores, first, table, reads_of)
         output = without_padding(output, inputs.query_mask)
         return ops.cast(output, self.compute_dtype), cache

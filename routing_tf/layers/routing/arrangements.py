@@ -8,6 +8,7 @@ from keras import ops
 
 from routing_tf.layers.routing.cluster_order import ClusterOrder
 from routing_tf.layers.routing.cluster_order import chunk_size_for
+from routing_tf.layers.routing.cluster_order import lengths_may_vary
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
 from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import combine_masks
@@ -98,6 +99,8 @@ class ClusterReads:
             query sees.
         asks: `<bool>[B, H, Q]`, False for queries that read nothing; None for none.
         window: how many members a query sees at most.
+        leaves_out: whether queries that read nothing, which see no key either, may
+            share a slot. Defaults to False.
 
     Attributes:
         keys: `ClusterOrder` of the keys.
@@ -106,7 +109,9 @@ class ClusterReads:
             reads.
     """
 
-    def __init__(self, clusters, num_clusters, read, ends, asks, window):
+    def __init__(
+        self, clusters, num_clusters, read, ends, asks, window, leaves_out=False
+    ):
         size = chunk_size_for(window)
         self.keys = ClusterOrder(clusters, num_clusters, size)
         last = ops.maximum(ends - 1, 0) // size
@@ -117,6 +122,8 @@ class ClusterReads:
             last = ops.where(asks, last, num_chunks)
             num_chunks += 1
         self.order = ClusterOrder(last, num_chunks, max(size, MIN_READS_OF_CHUNK))
+        if leaves_out and lengths_may_vary():
+            self.order.leave_out_last()
         last = ops.minimum(self.order.cluster_of_chunk, self.keys.num_chunks - 1)
         self.last = last
         num_back = -(-(window - 1) // size)

@@ -85,6 +85,20 @@ class ClusterOrder:
         size = entries_at(found.counts, self.cluster_of_chunk)
         self.is_filled = self.ranks() < size[..., None]
 
+    def leave_out_last(self):
+        """Leaves out the chunks of the last cluster, all but the first.
+
+        Its tokens then share a slot, and their results must have no influence. How many
+        chunks there are is then not known before they are computed.
+        """
+        number = ops.max(self.first_chunk[..., -1]) + 1
+        self.num_chunks = number = ops.minimum(number, self.num_chunks)
+        self.cluster_of_chunk = self.cluster_of_chunk[:, :, :number]
+        self.rank_of_chunk = self.rank_of_chunk[:, :, :number]
+        self.tokens = self.tokens[:, :, :number]
+        self.is_filled = self.is_filled[:, :, :number]
+        self.slots = ops.minimum(self.slots, number * self.chunk_size - 1)
+
     def arrange(self, x):
         """Puts `[B, H, L, D]` into slots `[B, H, N, C, D]`; empty ones get any token.
 
@@ -157,6 +171,11 @@ class ClusterOrder:
 def windows_are_gathered():
     """Returns whether `gathered_windows` is faster than `memory_windows`."""
     return keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
+
+
+def lengths_may_vary():
+    """Returns whether the number of chunks may depend on what they hold."""
+    return windows_are_gathered()
 
 
 def gathered_windows(x, before):

@@ -42,7 +42,7 @@ class _Reads:
     """
 
     def __init__(self, group, query, key, value, bias, visible, numbers):
-        self.numbers, self._value = numbers, value
+        self.numbers, self._value, is_read = numbers, value, visible
         self._visible = visible = ops.cast(visible, "float32")
         logits = product(query, key, transpose_y=True)
         self.sums = self._of_queries(ops.sum(logits * visible, axis=-1))
@@ -50,7 +50,7 @@ class _Reads:
         if bias is not None:
             logits = logits + bias
             self.biases = self._of_queries(ops.sum(visible * bias, axis=-1))
-        self._logits = logits + ops.where(visible > 0, 0.0, HIDDEN)
+        self._logits = ops.where(is_read, logits, HIDDEN)
         largest = tensors.largest(ops.stop_gradient(self._logits), axis=-1)
         self.largest = self._of_queries(largest)
 
@@ -94,6 +94,7 @@ class SortedReads(_Reads):
             ends,
             count > 0,
             window,
+            leaves_out=True,
         )
         # Empty slots see nothing: their weights could overflow, and 0 * inf is NaN.
         ends = ops.where(found.order.is_filled, found.of_queries(ends), 0)

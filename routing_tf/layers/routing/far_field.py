@@ -112,6 +112,8 @@ class Choice:
         means: as `Poles.means` returns them.
         counts: as in `Poles`.
         number: how many clusters P a query reads.
+        scores: `<float32>[B, G, N, R, K]`, which then take the place of masses; None
+            (the default) for masses.
 
     Attributes:
         clusters: `<int32>[B, G, N, R, P]`.
@@ -119,8 +121,12 @@ class Choice:
             cluster left that has one.
     """
 
-    def __init__(self, means, counts, number):
-        masses = ops.stop_gradient(means) + ops.log(ops.maximum(counts, 1.0))
+    def __init__(self, means, counts, number, scores=None):
+        if scores is None:
+            masses = ops.stop_gradient(means) + ops.log(ops.maximum(counts, 1.0))
+        else:
+            hidden = ops.where(counts > 0, 0.0, HIDDEN)
+            masses = ops.stop_gradient(scores) + hidden
         self._num_clusters, clusters = masses.shape[-1], []
         for place in range(number):
             best = tensors.largest(masses, axis=-1, keepdims=True)
@@ -207,14 +213,15 @@ class OneSoftmax:
         poles: `Poles`; None (the default) where all pairs are near.
         reads_of: function of a `Choice` that returns how its clusters are read, see
             `cluster_reads`; None (the default) likewise.
+        scores: as of `Choice`.
     """
 
-    def __init__(self, group, near, poles=None, reads_of=None):
+    def __init__(self, group, near, poles=None, reads_of=None, scores=None):
         self._group, self._near, self._poles = group, near, poles
         largest = [tensors.largest(each.logits, axis=-1) for each in near]
         if poles is not None:
             means = poles.means(group)
-            choice = Choice(means, poles.counts, group.clusters_per_query)
+            choice = Choice(means, poles.counts, group.clusters_per_query, scores)
             self._choice, self._reads = choice, reads_of(choice)
             of_chosen = self._of_unread()
             means = choice.replaced(means, of_chosen)

@@ -80,8 +80,9 @@ class MultipolePass:
             softmax = OneSoftmax(group, near)
         else:
             poles = self._poles(far, window, far_logits)
-            reads_of = functools.partial(self._reads, far)
-            softmax = OneSoftmax(group, near, poles, reads_of)
+            reads_of, scores = functools.partial(self._reads, far), self._queries.scores
+            scores = None if scores is None else blocks.rows(scores, heads)
+            softmax = OneSoftmax(group, near, poles, reads_of, scores)
         return blocks.in_order(softmax.output(training), self._length)
 
     def _compared(self, query, far, places, of_pairs):
@@ -286,12 +287,13 @@ class TwoSidedPass(MultipolePass):
         return ReadsOfTwo(reads(last, num_later), reads(earlier, number - num_later))
 
 
-def attend_to_memory(group, query, first, table, reads_of, training=None):
+def attend_to_memory(group, query, scores, first, table, reads_of, training=None):
     """Attends to another sequence, of which only first pairs are near.
 
     Args:
         group: the `MultipoleHeads`.
         query: `<float>[B, H, L, D]`.
+        scores: as of `Queries`.
         first: `Pairs` of the first places, `[B, G, S, ...]`.
         table: `Table` of all others, with 1 for N.
         reads_of: function of queries and `Choice` that returns the reads.
@@ -300,11 +302,15 @@ def attend_to_memory(group, query, first, table, reads_of, training=None):
     Returns:
         `<float32>[B, H, L, D]`.
     """
-    num_key_heads, length = table.keys.shape[1], length_of(query, 2)
-    query = head_inputs.of_queries(query, num_key_heads)
-    batch, heads, per_key, _, dim = ops.shape(query)
-    query = ops.transpose(query, (0, 1, 3, 2, 4))
-    query = ops.reshape(query, (batch, heads, 1, length * per_key, dim))
+    heads, length = table.keys.shape[1], length_of(query, 2)
+    batch, per_key = ops.shape(query)[0], query.shape[1] // heads
+
+    def rows_of(x):
+        x = ops.transpose(head_inputs.of_queries(x, heads), (0, 1, 3, 2, 4))
+        return ops.reshape(x, (batch, heads, 1, length * per_key, x.shape[-1]))
+
+    query = rows_of(query)
+    scores = None if scores is None else rows_of(scores)
     key = first.key[:, :, None]
     logits = group.capped(ops.cast(product(query, key, transpose_y=True), "float32"))
     if first.bias is not None:
@@ -313,14 +319,14 @@ def attend_to_memory(group, query, first, table, reads_of, training=None):
     near = Near(ops.where(is_there, logits, HIDDEN), first.value[:, :, None])
     query = ops.cast(query, "float32")
     poles = Poles(*table.seen_by(query), [table])
-    softmax = OneSoftmax(group, [near], poles, functools.partial(reads_of, query))
-    output = softmax.output(training)
+    reads_of = functools.partial(reads_of, query)
+    output = OneSoftmax(group, [near], poles, reads_of, scores).output(training)
     shape = batch, heads, length, per_key, ops.shape(output)[-1]
     output = ops.transpose(ops.reshape(output, shape), (0, 1, 3, 2, 4))
     return head_inputs.all_queries(output)
 
 
-def attend_next(group, cache, index, query, far):
+def attend_next(group, cache, index, query, far, scores):
     """Attends with the newest token of a cache; returns `<float32>[B, H, 1, D]`.
 
     Args:
@@ -329,17 +335,20 @@ def attend_next(group, cache, index, query, far):
         index: position of the token.
         query: `<float>[B, H, 1, D]`, as it sees near pairs.
         far: the same, as it sees pairs from far.
+        scores: as of `Queries`.
     """
     table = multipole_cache.table(cache)
-    query, far = (
-        head_inputs.of_queries(x[:, :, 0], table.keys.shape[1])[:, :, None]
-        for x in (query, far)
+    query, far, scores = (
+        None
+        if x is None
+        else head_inputs.of_queries(x[:, :, 0], table.keys.shape[1])[:, :, None]
+        for x in (query, far, scores)
     )
     far = ops.cast(far, "float32")
     near = _near_of_cache(group, cache, index, query, far)
     poles = Poles(*table.seen_by(far), [table])
     reads_of = functools.partial(reads_of_cache, group, cache, far)
-    output = OneSoftmax(group, [near], poles, reads_of).output()
+    output = OneSoftmax(group, [near], poles, reads_of, scores).output()
     return head_inputs.all_queries(output[:, :, 0])[:, :, None]
 
 

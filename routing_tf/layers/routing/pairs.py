@@ -88,11 +88,13 @@ def at_places(x, index):
 class Queries:
     """Queries `<float>[B, H, L, D]`, as they see near pairs and pairs from far.
 
+    `scores` `<float32>[B, H, L, K]` are those of clusters, None where mass counts.
     `starts` are the positions at which their documents start, as `[B, 1, L]`.
     """
 
     near: Any
     far: Any
+    scores: Any
     places: Any
     segments: Any = None
     starts: Any = None
@@ -148,7 +150,8 @@ class Turn:
         same = queries.near is queries.far
         near = self._turned(queries.near)
         far = near if same else self._turned(queries.far)
-        return Queries(near, far, self._places, starts=0)
+        scores = self._turned(queries.scores)
+        return Queries(near, far, scores, self._places, starts=0)
 
     def of_pairs(self, pairs):
         """Returns turned `Pairs`."""

@@ -112,21 +112,21 @@ def test_files_hold_the_sums(tmp_path):
 
 def test_errors():
     layer = layers.RoutingAttention(2, 4, 3, 4)
-    with pytest.raises(ValueError, match="on a layer that is built.*not built"):
+    with pytest.raises(ValueError, match="LoRA.*'routing_attention'"):
         layer.enable_lora(RANK)
     layer.build((2, 16, DIM))
     for rank in (0, 1.5):
-        with pytest.raises(ValueError, match="`rank` must be a positive integer"):
+        with pytest.raises(ValueError, match=f"`rank`.*rank={rank}"):
             layer.enable_lora(rank)
     # All its heads share the projections of queries and keys.
     for projections in ((), ("queries",), ("key", "value")):
-        with pytest.raises(ValueError, match="`projections` must name projections"):
+        with pytest.raises(ValueError, match=r"`projections`.*projections=\("):
             layer.enable_lora(RANK, projections=projections)
-    with pytest.raises(ValueError, match="each projection once"):
+    with pytest.raises(ValueError, match=r"`projections`.*=\('value', 'value'\)"):
         layer.enable_lora(RANK, projections=("value", "value"))
-    with pytest.raises(ValueError, match="`b_initializer` must be an initializer"):
+    with pytest.raises(ValueError, match="`b_initializer`.*='ones_and_twos'"):
         layer.enable_lora(RANK, b_initializer="ones_and_twos")
     assert len(layer.trainable_weights) > 2
     layer.enable_lora(RANK)
-    with pytest.raises(ValueError, match="once.*one that is adapted"):
+    with pytest.raises(ValueError, match="LoRA.*'routing_attention'"):
         layer.enable_lora(RANK)

@@ -110,11 +110,11 @@ def test_kernels_never_start_alike():
 @pytest.mark.parametrize(
     "message, options",
     [
-        ("`output_shape`.*output_shape=9. Pass.*`output_dim`", {"output_shape": 9}),
+        ("`output_shape`.*output_shape=9.*`output_dim`", {"output_shape": 9}),
         (r"`attention_axes`.*attention_axes=\(1,\)", {"attention_axes": (1,)}),
         ("`sliding_window`.*`SlidingHeads", {"sliding_window": 4}),
         ("`flash_attention`.*`attention_implementation", {"flash_attention": True}),
-        ("`dropout`.*head groups", {"dropout": 0.1}),
+        (r"`dropout`.*dropout=0\.1", {"dropout": 0.1}),
         (
             "`head_groups`.*Received: <Identity",
             {"head_groups": [keras.layers.Identity()]},
@@ -128,11 +128,11 @@ def test_refuses_arguments_of_other_layers(message, options):
 
 def test_a_group_belongs_to_one_layer():
     group = layers.FullHeads(2, name="mine")
-    with pytest.raises(ValueError, match="twice.*'mine', 'mine'"):
+    with pytest.raises(ValueError, match=r"`head_groups`.*\['mine', 'mine'\]"):
         layers.MixedAttention([group, group], key_dim=4)
     x = np.ones((1, 6, 8), "float32")
     layers.MixedAttention([group], key_dim=4)(x)
-    with pytest.raises(ValueError, match="'mine', built by another layer"):
+    with pytest.raises(ValueError, match="`head_groups`.*Received: 'mine'"):
         layers.MixedAttention([group], key_dim=4)(x)
 
 
@@ -173,7 +173,7 @@ def test_self_attention_may_be_said(symbolic):
     outputs = golden_cases.to_numpy([of_itself, of_another, *said])
     assert np.abs(outputs[0] - outputs[1]).max() > 0.1
     np.testing.assert_array_equal(outputs[2:], outputs[:2])
-    with pytest.raises(ValueError, match="shape of `query` with `self_attention=True`"):
+    with pytest.raises(ValueError, match="`value`.*`query`.*self_attention=True"):
         attention(x, sequence(MEMORY), self_attention=True)
 
 
@@ -313,9 +313,9 @@ WRONG_CALLS = [
     ((X,), {"attention_mask": ones(2, 12, 12)}, r"attention_mask.shape=\(2, 12, 12\)"),
     # Keras would take it for a matrix of pairs.
     ((ones(12, 12, DIM),), {"attention_mask": SQUARE}, r"_mask.shape=\(12, 12\)"),
-    ((X, ones(2, 12, 7)), {}, r"built with, 10.*value.shape=\(2, 12, 7\)"),
-    ((X, KEYS), {"use_causal_mask": True}, "use_causal_mask.*lengths 12 and 8"),
-    ((X, KEYS[:1]), {}, "same batch size. Received: 2 and 1"),
+    ((X, ones(2, 12, 7)), {}, r"`value`.* 10\..*value\.shape=\(2, 12, 7\)"),
+    ((X, KEYS), {"use_causal_mask": True}, "`use_causal_mask=True`.* 12 .* 8"),
+    ((X, KEYS[:1]), {}, "`query`.*`value`.*Received: 2 .*1"),
     *(
         ((query,), {name: ones(*shape)}, rf"`{name}`.*Received: {name}.shape={message}")
         for query, shape, names, message in (
@@ -331,14 +331,18 @@ WRONG_CALLS = [
         for name, query in (("query", (ones(*shape),)), ("value", (X, ones(*shape))))
     ),
     ((None,), {}, "`query` .*Received: query=None"),
-    ((X.tolist(),), {}, "^[^{]{,200}Received: query=a list. Pass a[^{]{,200}$"),
-    ((type("OfTorch", (), {"is_nested": True})(),), {}, "Pass `nested.to_padded_t"),
+    ((X.tolist(),), {}, "^[^{]{,200}Received: query=a[^{]{,200}$"),
+    (
+        (type("OfTorch", (), {"is_nested": True})(),),
+        {},
+        r"`query`.*`nested\.to_padded_t",
+    ),
     *([((keras.ops.ones(SELF).to_sparse_csc(),), {}, "to_dense")] if ON_TORCH else ()),
-    ((X, X), {"key_mask": M}, "`key_mask` must be left out.*`value_mask`"),
-    ((X, X, X + 1), {}, "`key` must be .* keys are made from `value`"),
-    ((X,), {"key": X + 1}, "`key` must be"),
-    ((X, None, M), {}, "`query_mask`, .* must be passed by name"),
-    ((X, None, None, M), {}, "`query_mask`, .* must be passed by name"),
+    ((X, X), {"key_mask": M}, r"`key_mask`.*key_mask\.shape=.*`value_mask`"),
+    ((X, X, X + 1), {}, r"`key`.*`value`.*\(2, 12, 10\)"),
+    ((X,), {"key": X + 1}, r"`key`.*`value`.*\(2, 12, 10\)"),
+    ((X, None, M), {}, r"`query_mask`.*`key`.*query_mask="),
+    ((X, None, None, M), {}, r"`query_mask`.*`key`.*query_mask="),
 ]
 
 
@@ -357,19 +361,19 @@ def test_refuses_tensors_that_are_not_dense():
 
     attention, ragged = built_attention([full()]), tf.RaggedTensor.from_tensor(X)
     for arguments in ([ragged], [X, ragged]):
-        with pytest.raises(ValueError, match="dense .*ragged.to_tensor"):
+        with pytest.raises(ValueError, match=r"\.shape=.*`ragged\.to_tensor\(\)`"):
             attention(*arguments)
-    with pytest.raises(ValueError, match="`query` must be a dense tensor.*sparse"):
+    with pytest.raises(ValueError, match=r"`query`.*`tf\.sparse\.to_dense\(x\)`"):
         attention(tf.sparse.from_dense(X))
 
 
 def test_refuses_blocks_that_do_not_fit():
     other = layers.StridedHeads(1, (4, 2), name="other")
-    message = r"`block_shape`.*must have the same.*Received: \[\(2, 4\), \(4, 2\)\]"
+    message = r"`block_shape`.*Received: \[\(2, 4\), \(4, 2\)\]"
     for groups, options, rule in (
         ([rectangles(), other], {}, message),
         ([rectangles()], {"block_shape": (4, 2)}, message),
-        ([rectangles()], {"block_shape": (4,)}, "must have the same"),
+        ([rectangles()], {"block_shape": (4,)}, r"`block_shape`.*\[\(2, 4\), \(4,\)\]"),
         ([full()], {"block_shape": 0}, "`block_shape`.*block_shape=0"),
     ):
         with pytest.raises(ValueError, match=rule):
@@ -383,12 +387,12 @@ def test_refuses_blocks_that_do_not_fit():
             [rectangles()],
             {},
             (PICTURE, PICTURE[:, :3, :4]),
-            r"\(3, 2\) and \(2, 1\) blocks",
+            r"`query`.*\(3, 2\) .*\(2, 1\)",
         ),
     ):
         with pytest.raises(ValueError, match=f"(?s){rule}"):
             built_attention(groups, **options)(*arrays)
-    with pytest.raises(ValueError, match="Pass .batch, length, dim. for blocks"):
+    with pytest.raises(ValueError, match=r"`query`.*query\.shape=\(None, 10, 10\)"):
         built_attention([rectangles()])(keras.Input((10, DIM)))
 
 
@@ -402,7 +406,7 @@ def test_exports_of_jax_need_known_lengths(tmp_path):
         return keras.Model(x, layer(x, use_causal_mask=True))
 
     path = str(tmp_path / "model")
-    rule = r"needs known sizes .*LocalHeads, RoutedHeads in .*a, 8\). Make the model"
+    rule = r"LocalHeads, RoutedHeads .*a, 8\)"
     with pytest.raises(ValueError, match=rule):
         model(None).export(path, verbose=False)
     model(12).export(path, verbose=False)

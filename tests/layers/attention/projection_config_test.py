@@ -61,7 +61,7 @@ def test_settings_by_name_go_before_those_together():
 
 def test_refuses_other_settings():
     for others in ({"use_bais": True}, {"dtype": "float16"}):
-        with pytest.raises(ValueError, match="must have only the keys use_bias, "):
+        with pytest.raises(ValueError, match="`projection_config`.*use_bias, "):
             layers.RoutingAttention(4, 8, 3, 5, projection_config=others)
 
 

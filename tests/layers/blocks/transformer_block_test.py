@@ -112,5 +112,5 @@ def test_a_block_without_self_attention_keeps_that():
 
 
 def test_steps_that_add_need_a_residual():
-    with pytest.raises(ValueError, match="residual=None with steps='dan'"):
+    with pytest.raises(ValueError, match="`residual`.*residual=None .*steps='dan'"):
         layers.SublayerSteps("dan")(sequence())

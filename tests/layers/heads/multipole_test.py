@@ -33,6 +33,7 @@ CASES = {
     "far": {"far_distance": 10, **ROTARY},
     "sink_logits": {"sink_logits": True},
     "budget": {"clusters_per_query": 4, "members_per_cluster": 6},
+    "centroid": {"choice": "centroid"},
     "all_near": {"num_recent": 100, "block_length": 7},
     "whole": {"keeps_all": True, "logit_soft_cap": 1.5},
     "all_whole": {"clusters_per_query": 5, "keeps_all": True, "logit_soft_cap": 1.5},
@@ -119,7 +120,9 @@ def test_both_sides(options):
     assert_as_defined(made(2, **options), inputs(), mask, bias, ids, causal=False)
 
 
-@with_options({}, {"num_sinks": 0, "logit_soft_cap": 1.5})
+@with_options(
+    {}, {"num_sinks": 0, "logit_soft_cap": 1.5}, {"choice": "centroid", "num_sinks": 0}
+)
 def test_another_sequence(options):
     query, key, value = inputs(4)
     mask = helpers.mask_with_a_hole(LENGTH, LENGTH, 30)

@@ -24,39 +24,35 @@ rectangles = functools.partial(local, (2, 2))
 three = functools.partial(layers.FixedHeads, 3)
 sliding = functools.partial(layers.SlidingHeads, HEADS, 0)
 MADE = [
-    (rectangles, {"dilation": 3}, "`dilation` .*=3 with block_shape"),
+    (rectangles, {"dilation": 3}, r"`dilation`.*dilation=3 .*block_shape=\(2, 2\)"),
     *(
         (rectangles, {"memory_block_shape": memory}, r"`memory_block.*_shape=\(2, 2\)")
         for memory in ((2,), (2, 3))
     ),
-    (three, {"arrangement": "separate"}, "`num_heads`.*even.*Received: num_heads=3"),
+    (three, {"arrangement": "separate"}, "`num_heads`.*num_heads=3"),
     (sliding, {"is_strided": True}, "`radius`.*`is_strided=True`.*radius=0"),
-    (
-        reformer,
-        {"num_buckets": 5, "hash": "rotation"},
-        "`num_buckets` must be even.*=5.",
-    ),
+    (reformer, {"num_buckets": 5, "hash": "rotation"}, "`num_buckets`.*num_buckets=5"),
     *(
         (
             reformer,
             {"attends_to_self": False, **options},
-            "`attends_to_self=False` needs",
+            "`attends_to_self=False`.*Received: share_query_key=",
         )
         for options in ({"share_query_key": False}, {"key_shift": 1})
     ),
     # Those of classes of the zoo.
-    (hashed, {"num_rounds": 2}, "Unrecognized.*HashedHeads.*num_rounds"),
-    (several, {"threshold_decay": 0.9}, "Unrecognized.*RoutedHeads.*threshold_decay"),
-    (local, {"block_shape": (4,), "entmax_alpha": 1.5}, "Unrecognized.*LocalHeads"),
+    (hashed, {"num_rounds": 2}, "HashedHeads.*'num_rounds'"),
+    (several, {"threshold_decay": 0.9}, "RoutedHeads.*'threshold_decay'"),
+    (local, {"block_shape": (4,), "entmax_alpha": 1.5}, "LocalHeads.*'entmax_alpha'"),
     (
         functools.partial(layers.MixedAttention, [zoo.LunaHeads(HEADS)], DIM),
         {"qk_norm": True},
-        "`qk_norm` must be False for LunaHeads",
+        "`qk_norm`.*LunaHeads.*qk_norm=True",
     ),
     (
         functools.partial(zoo.EntmaxRoutedHeads, HEADS, 3, 6),
         {"clusters_per_query": 2},
-        "`clusters_per_query` must be 1 with `entmax_alpha`.*=2 with entmax_alpha=1.5",
+        r"`clusters_per_query`.*clusters_per_query=2 .*entmax_alpha=1\.5",
     ),
     *(
         (several, options, f"`clusters_per_query`.*{received}")
@@ -91,23 +87,25 @@ def blocks(shape, memory=None, **options):
 
 # Heads, the length of the memory, and what else they are called with.
 CALLED = [
-    (lambda: blocks((4,), (8,)), 12, {}, "length 12 in blocks of 4, value length 12"),
-    (lambda: blocks((5,), (4,)), 12, CAUSAL, r"`memory_block_.*=\(4,\) with .*5"),
+    (lambda: blocks((4,), (8,)), 12, {}, "`query`.*`value`.* 12 .* 4, .* 12 .* 8"),
     (
-        *(lambda: blocks((4,), (4,)), 6, {}),
-        "(?s)same number of blocks.*length 12 in blocks of 4.*length 6.*of 4",
+        lambda: blocks((5,), (4,)),
+        12,
+        CAUSAL,
+        r"`memory_block_shape`.*`block_shape`.*=\(4,\) .*=\(5,\)",
     ),
-    (lambda: blocks((2, 2)), 12, {}, "with positions on 1 axes"),
-    (lambda: blocks((2, 2)), 12, PLACES, r"\(1, 3\) and \(3, 1\) blocks"),
+    (*(lambda: blocks((4,), (4,)), 6, {}), "`query`.*`value`.* 12 .* 4, .* 6 .* 4"),
+    (lambda: blocks((2, 2)), 12, {}, r"`block_shape`.*block_shape=\(2, 2\) .* 1 "),
+    (lambda: blocks((2, 2)), 12, PLACES, r"`query`.*`value`.*\(1, 3\) .*\(3, 1\)"),
     (lambda: blocks(2, dilation=3), 6, CROSS, "`dilation` .* is_cross"),
     *(
-        (kinds.fixed, 9, options, "(?s)same length.*lengths 12 and 9")
+        (kinds.fixed, 9, options, r"`query`.*`value`.* 12 .* 9\.")
         for options in ({}, CAUSAL)
     ),
-    (lambda: reformer(num_rounds=2), 12, CROSS, "`num_rounds` must be 1 .*rounds=2"),
+    (lambda: reformer(num_rounds=2), 12, CROSS, "`num_rounds`.*num_rounds=2"),
     (
         *(lambda: reformer(num_rounds=2, **SEPARATE), 12, {}),
-        "`share_query_key` must be True without",
+        "`share_query_key`.*share_query_key=False",
     ),
     *(
         (
@@ -150,7 +148,7 @@ def test_refuses_an_unknown_scope_of_a_call():
 def test_refuses_a_cache_of_rounds_in_another_sequence():
     attention = layers.MixedAttention([reformer(num_rounds=2)], 4)
     attention.build((None, None, 6))
-    with pytest.raises(ValueError, match="`num_rounds` must be 1"):
+    with pytest.raises(ValueError, match="`num_rounds`.*num_rounds=2"):
         attention.make_cache(1, 4, value=np.ones((1, 5, 6), "float32"))
 
 

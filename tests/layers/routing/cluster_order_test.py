@@ -21,5 +21,5 @@ def test_chunks_are_about_a_quarter_of_the_window(window, chunk_size):
 def test_keys_that_overflow_are_refused():
     clusters = np.zeros((1, 1, 2**20), "int32")
     for sort in (functools.partial(ClusterOrder, chunk_size=16), SortedTokens):
-        with pytest.raises(ValueError, match="2048 clusters"):
+        with pytest.raises(ValueError, match=" 1048576 .* 2048 "):
             sort(clusters, num_clusters=2048)

@@ -186,40 +186,49 @@ def test_batches_that_cuda_cannot_launch_are_cut(monkeypatch):
     assert parts and max(parts) < 65536
 
 
-OBSTACLES = [
-    ("the backend is tensorflow", "xla", {}, {}),
-    ("relative positions", "xla", {"max_relative_position": 3}, {}),
-    ("entmax", "xla", {}, {}),
-    ("a soft cap", "xla", {"logit_soft_cap": 1.5}, {}),
-    ("dropout", "xla", {"dropout": 0.1}, {"training": True}),
-    ("sums of exponentials", "xla", {}, {"return_logsumexp": True}),
-    ("no attention in float32", "cudnn", {}, {}),
-    ("up to 128, not 136", "cudnn", {"dtype": "bfloat16", "size": 136}, {}),
-    ("even numbers.* is odd", "cudnn", {"dtype": "bfloat16", "keys": 5}, {}),
-    ("cuDNN is not detected", "cudnn", {"dtype": "bfloat16"}, {}),
-]
+# On other backends than JAX the first is refused as well as all others.
+REFUSED = {
+    "nothing else": ("xla", {}, {}),
+    "relative positions": ("xla", {"max_relative_position": 3}, {}),
+    "entmax": ("xla", {"cls": zoo.EntmaxDotProduct}, {}),
+    "soft cap": ("xla", {"logit_soft_cap": 1.5}, {}),
+    "dropout": ("xla", {"dropout": 0.1}, {"training": True}),
+    "sums": ("xla", {}, {"return_logsumexp": True}),
+    "no cuDNN": ("cudnn", {"dtype": "bfloat16"}, {}),
+}
 
 
-@pytest.mark.parametrize("message, implementation, options, call", OBSTACLES)
-def test_what_no_kernel_computes_is_refused(
-    message, implementation, options, call, monkeypatch
-):
-    if message.startswith("the backend") == ON_JAX:
-        pytest.skip("one of the backends has this obstacle alone")
-    if message == "cuDNN is not detected" and ON_JAX:
+@pytest.mark.parametrize("obstacle", REFUSED)
+def test_what_no_kernel_computes_is_refused(obstacle, monkeypatch):
+    if obstacle == "nothing else" and ON_JAX:
+        pytest.skip("only the backend is an obstacle")
+    if obstacle == "no cuDNN" and ON_JAX:
         from jax._src.cudnn import fused_attention_stablehlo as cudnn
 
         monkeypatch.setattr(cudnn, "cuda_versions", None)
-    options = {"size": 8, "keys": 4, **options}
-    size, keys = options.pop("size"), options.pop("keys")
-    dtype = options.get("dtype", "float32")
-    query, key = (ops.ones((1, 1, length, size), dtype) for length in (4, keys))
-    cls = zoo.EntmaxDotProduct if message == "entmax" else layers.ScaledDotProduct
-    layer = cls(attention_implementation=implementation, **options)
-    if not ON_JAX:
-        message = f"the backend is {keras.backend.backend()}"
-    with pytest.raises(ValueError, match=message):
-        layer(query, key, key, **call)
+    implementation, options, call = REFUSED[obstacle]
+    options = {"cls": layers.ScaledDotProduct, **options}
+    layer = options.pop("cls")(attention_implementation=implementation, **options)
+    x = ops.ones((1, 1, 4, 8), options.get("dtype", "float32"))
+    received = f"attention_implementation='{implementation}'"
+    with pytest.raises(ValueError, match=f"`attention_implementation`.*{received}"):
+        layer(x, x, x, **call)
+
+
+@on_jax
+@pytest.mark.parametrize(
+    "dtype, size, num_keys, is_taken",
+    [
+        ("bfloat16", 128, 6, True),
+        ("float32", 128, 6, False),
+        ("bfloat16", 136, 6, False),
+        ("bfloat16", 128, 5, False),
+    ],
+)
+def test_what_cudnn_takes(dtype, size, num_keys, is_taken):
+    query, key = (ops.ones((1, 1, length, size), dtype) for length in (4, num_keys))
+    found = fused_attention.obstacle("cudnn", query, key, key)
+    assert (found is None) == is_taken
 
 
 @on_jax
@@ -231,7 +240,7 @@ def test_a_batch_of_unknown_size_is_refused():
     layer = layers.ScaledDotProduct(attention_implementation="xla")
     layer.build((None, 4, 8), (None, 4, 8), (None, 4, 8))
     x = jax.ShapeDtypeStruct((size, 4, 8), "float32")
-    with pytest.raises(ValueError, match="kernels need a known size of the batch"):
+    with pytest.raises(ValueError, match="`attention_implementation`.*='xla'"):
         export.export(jax.jit(lambda x: layer(x, x, x)))(x)
 
 

@@ -42,7 +42,7 @@ def test_forward_mode(kind):
 
     block = built_block(kind)
     x, along, onto = (helpers.normal(2, LENGTH, DIM, seed=i) for i in range(3))
-    with pytest.raises(TypeError, match="forward-mode.*automatic_gradients"):
+    with pytest.raises(TypeError, match="automatic_gradients"):
         jax.jvp(block, (x,), (along,))
     with layers.automatic_gradients():
         _, forward = jax.jit(lambda x, along: jax.jvp(block, (x,), (along,)))(x, along)

@@ -36,7 +36,7 @@ from benchmarks import pattern_heads
 from routing_tf import training
 from routing_tf.models.hyperparameters import parse_overrides
 from routing_tf.models.presets import preset_hyperparameters
-from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.models.score import TokenScorer
 from routing_tf.training import checkpoints
 from routing_tf.training import evaluation
 from routing_tf.training import loading

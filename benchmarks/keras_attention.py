@@ -6,8 +6,8 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf.layers.routing.cluster_order import chunk_size_for
-from routing_tf.layers.softmax.query_parts import in_pieces
-from routing_tf.layers.softmax.query_parts import num_pieces
+from routing_tf.layers.softmax.softmax_attention import in_pieces
+from routing_tf.layers.softmax.softmax_attention import num_pieces
 
 # Arguments of `RoutedHeads`.
 ROUTINGS = {

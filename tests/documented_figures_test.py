@@ -19,13 +19,13 @@ from benchmarks import patterns
 from benchmarks import recall
 from benchmarks import record
 from benchmarks.retrofit import __main__ as retrofit
+from routing_tf import __version__
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import optimizers
 from routing_tf import problems
 from routing_tf import tokenizers
 from routing_tf import zoo
-from routing_tf.version import __version__
 from tests import command_line
 from tests.commands_test import COMMANDS
 from tests.commands_test import define

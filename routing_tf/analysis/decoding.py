@@ -18,7 +18,7 @@ from routing_tf.layers.heads.routed import TOKEN_CHOICE
 from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models.compiled import compiled
 from routing_tf.models.preprocessing import OF_TEXT
-from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.models.score import TokenScorer
 
 NEAR = 1e-5
 

@@ -101,7 +101,7 @@ def run(options):
             f"without a run needs `--texts`. Received: {options.model_dir!r} without "
             "`--texts`"
         )
-    from routing_tf.models.token_scorer import TokenScorer
+    from routing_tf.models.score import TokenScorer
     from routing_tf.training import evaluation
     from routing_tf.training import loading
 
@@ -164,8 +164,8 @@ def score_texts(options):
         )
     from routing_tf import models
     from routing_tf.models import scoring
+    from routing_tf.models.score import TokenScorer
     from routing_tf.models.score import influence_in_text
-    from routing_tf.models.token_scorer import TokenScorer
     from routing_tf.training import evaluation
     from routing_tf.training import loading
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from routing_tf.files.atomic import open_output
 from routing_tf.files.atomic import open_text
+from routing_tf.files.progress import StopRequest
+from routing_tf.files.progress import stop_as_interrupt
 from routing_tf.models import steps
 from routing_tf.problems import image
 from routing_tf.training import loading
-from routing_tf.training.stop_request import StopRequest
-from routing_tf.training.stop_request import stop_as_interrupt
 
 PROMPT_TOKENS = 64
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from routing_tf.layers.support.backends import static_shapes
 from routing_tf.models import saved_functions
 from routing_tf.models.preset_backbone import check_format
-from routing_tf.models.token_scorer import scope_to_score
+from routing_tf.models.score import scope_to_score
 
 # The name that TensorFlow Serving and its clients use by default.
 SERVING_DEFAULT = "serving_default"

@@ -13,13 +13,13 @@ from routing_tf.models import preprocessing
 from routing_tf.models.preprocessing import known_ids
 from routing_tf.models.preprocessing import without_segment_ids
 from routing_tf.models.score import Score
+from routing_tf.models.score import TokenScorer
 from routing_tf.models.score import join as join
 from routing_tf.models.score import read_sequences
+from routing_tf.models.score import scope_of
+from routing_tf.models.score import scope_to_score
 from routing_tf.models.score import spans_of
 from routing_tf.models.steps import longest_input
-from routing_tf.models.token_scorer import TokenScorer
-from routing_tf.models.token_scorer import scope_of
-from routing_tf.models.token_scorer import scope_to_score
 
 REDUCTIONS = ("none", "mean", "sum")
 SCORING_MODES = ("logits", "loss")

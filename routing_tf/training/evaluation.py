@@ -7,8 +7,8 @@ import numpy as np
 
 from routing_tf.files import named_files
 from routing_tf.models.score import ROUNDING
+from routing_tf.models.score import TokenScorer
 from routing_tf.models.score import influence_of_later_tokens
-from routing_tf.models.token_scorer import TokenScorer
 
 # Bytes of a word: more in the mean are those of a language written without spaces.
 LONGEST_WORD = 64

@@ -17,7 +17,7 @@ from routing_tf import layers
 from routing_tf.files import atomic
 from routing_tf.files import progress
 from routing_tf.layers.support.keras_internals import layers_inside
-from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.models.score import TokenScorer
 from routing_tf.training import evaluation
 from routing_tf.training.engines.step import Report
 

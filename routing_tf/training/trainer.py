@@ -16,9 +16,10 @@ import zlib
 import numpy as np
 
 from routing_tf.files.named_files import make_folder
+from routing_tf.files.progress import StopRequest
 from routing_tf.layers.support.validation import check_choice
 from routing_tf.models.build import build_model
-from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.models.score import TokenScorer
 from routing_tf.training import checkpoints
 from routing_tf.training import engines
 from routing_tf.training import evaluation
@@ -33,7 +34,6 @@ from routing_tf.training.log import centroid_occupancy
 from routing_tf.training.log import metric_key
 from routing_tf.training.optimizer import compile_for_training
 from routing_tf.training.optimizer import make_schedule
-from routing_tf.training.stop_request import StopRequest
 
 ON_NAN = ("stop", "skip")
 MOST_SKIPPED_IN_A_ROW = 20

@@ -9,7 +9,7 @@ import pytest
 from routing_tf import problems
 from routing_tf.analysis import compare_scopes
 from routing_tf.analysis import decoding
-from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.models.score import TokenScorer
 from routing_tf.training import evaluation
 from tests.models import small_models
 

@@ -21,7 +21,7 @@ from routing_tf import training
 from routing_tf import zoo
 from routing_tf.models import build
 from routing_tf.models import feed_forwards
-from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.models.score import TokenScorer
 from routing_tf.training import engines
 from routing_tf.training.engines.step import TrainingStep
 from tests.models import small_models

@@ -8,9 +8,9 @@ from routing_tf import layers
 from routing_tf.models import build
 from routing_tf.models import feed_forwards
 from routing_tf.models.score import ROUNDING
+from routing_tf.models.score import TokenScorer
 from routing_tf.models.score import influence_in_text
 from routing_tf.models.score import influence_of_later_tokens
-from routing_tf.models.token_scorer import TokenScorer
 from tests.engines import small_runs
 from tests.models import small_models
 

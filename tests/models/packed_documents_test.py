@@ -7,7 +7,7 @@ import pytest
 from routing_tf import models
 from routing_tf import problems
 from routing_tf.models.preprocessing import inputs_of
-from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.models.score import TokenScorer
 from routing_tf.training import evaluation
 from tests import golden_cases
 from tests.layers import helpers

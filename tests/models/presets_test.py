@@ -13,7 +13,7 @@ import pytest
 
 from routing_tf import models
 from routing_tf.models.release import conversion
-from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.models.score import TokenScorer
 from routing_tf.settings.presets import RELEASE_SETS
 
 ON_JAX = keras.backend.backend() == "jax"

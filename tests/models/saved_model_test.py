@@ -15,7 +15,7 @@ from routing_tf import models
 from routing_tf import tokenizers
 from routing_tf.cli import export
 from routing_tf.layers.support import backends
-from routing_tf.models.token_scorer import TokenScorer
+from routing_tf.models.score import TokenScorer
 from tests import command_line
 from tests import tracing
 from tests.models import small_models

@@ -18,12 +18,12 @@ from routing_tf.layers.routing.multipole import attend_next
 from routing_tf.layers.routing.multipole import attend_to_memory
 from routing_tf.layers.routing.multipole import reads_of_cache
 from routing_tf.layers.routing.multipole import reads_of_pairs
+from routing_tf.layers.routing.multipole_blocks import Pairs
+from routing_tf.layers.routing.multipole_blocks import Queries
+from routing_tf.layers.routing.multipole_blocks import Turn
+from routing_tf.layers.routing.multipole_blocks import document_places
 from routing_tf.layers.routing.online_kmeans import Clustering
 from routing_tf.layers.routing.online_kmeans import normalize
-from routing_tf.layers.routing.pairs import Pairs
-from routing_tf.layers.routing.pairs import Queries
-from routing_tf.layers.routing.pairs import Turn
-from routing_tf.layers.routing.pairs import document_places
 from routing_tf.layers.routing.rule import RoutedTokens
 from routing_tf.layers.support import head_inputs
 from routing_tf.layers.support.configs import Argument

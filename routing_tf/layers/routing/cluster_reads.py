@@ -12,7 +12,7 @@ from keras import ops
 
 from routing_tf.layers.routing.arrangements import ClusterReads
 from routing_tf.layers.routing.far_field import HIDDEN
-from routing_tf.layers.routing.whole_reads import attend_to_clusters
+from routing_tf.layers.routing.whole_clusters import attend_to_clusters
 from routing_tf.layers.support import tensors
 from routing_tf.layers.support.tensors import length_of
 from routing_tf.layers.support.tensors import product

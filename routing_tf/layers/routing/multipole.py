@@ -24,8 +24,8 @@ from routing_tf.layers.routing.far_field import Poles
 from routing_tf.layers.routing.far_field import of_all_blocks
 from routing_tf.layers.routing.multipole_blocks import Blocks
 from routing_tf.layers.routing.multipole_blocks import ClusterSums
+from routing_tf.layers.routing.multipole_blocks import at_places
 from routing_tf.layers.routing.multipole_blocks import padded
-from routing_tf.layers.routing.pairs import at_places
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import head_inputs
 from routing_tf.layers.support import tensors

@@ -18,7 +18,7 @@ from routing_tf.layers.routing import rings
 from routing_tf.layers.routing import whole_clusters
 from routing_tf.layers.routing.cluster_reads import Members
 from routing_tf.layers.routing.far_field import Table
-from routing_tf.layers.routing.pairs import Pairs
+from routing_tf.layers.routing.multipole_blocks import Pairs
 from routing_tf.layers.support import backends
 from routing_tf.layers.support import tensors
 from routing_tf.layers.support.tensors import length_of

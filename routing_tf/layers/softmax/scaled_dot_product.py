@@ -4,15 +4,15 @@ import keras
 from keras import ops
 
 from routing_tf.layers.softmax import fused_attention
-from routing_tf.layers.softmax.query_parts import WHOLE
-from routing_tf.layers.softmax.query_parts import Pairs
-from routing_tf.layers.softmax.query_parts import causal_parts
-from routing_tf.layers.softmax.query_parts import cut
-from routing_tf.layers.softmax.query_parts import in_pieces
-from routing_tf.layers.softmax.query_parts import joined
-from routing_tf.layers.softmax.query_parts import num_pieces
 from routing_tf.layers.softmax.relative_position import RelativePosition
+from routing_tf.layers.softmax.softmax_attention import WHOLE
+from routing_tf.layers.softmax.softmax_attention import Pairs
 from routing_tf.layers.softmax.softmax_attention import can_attend
+from routing_tf.layers.softmax.softmax_attention import causal_parts
+from routing_tf.layers.softmax.softmax_attention import cut
+from routing_tf.layers.softmax.softmax_attention import in_pieces
+from routing_tf.layers.softmax.softmax_attention import joined
+from routing_tf.layers.softmax.softmax_attention import num_pieces
 from routing_tf.layers.softmax.softmax_attention import softmax
 from routing_tf.layers.softmax.softmax_attention import softmax_attention
 from routing_tf.layers.support.configs import Argument

@@ -9,7 +9,6 @@ from routing_tf import zoo
 from routing_tf.layers import FullHeads
 from routing_tf.layers import MixedAttention
 from routing_tf.layers import ScaledDotProduct
-from routing_tf.layers.softmax import query_parts
 from routing_tf.layers.softmax import scaled_dot_product
 from routing_tf.layers.softmax import softmax_attention
 from tests import golden_cases
@@ -103,7 +102,7 @@ def test_pieces_equal_attention_at_once(monkeypatch, name):
     for owner, name in ((layer, "normalized"), (softmax_attention, "softmax")):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     for size in (LOGITS, LOGITS // 6):
-        monkeypatch.setattr(query_parts, "PIECE_SIZE", size)
+        monkeypatch.setattr(softmax_attention, "PIECE_SIZE", size)
         sizes.append(0)
         found.append(golden_cases.gradients(layer, objective, arguments, wrt))
     assert len(sizes) > 2 + 1 and 0 < sizes[-1] <= LOGITS // 6
@@ -113,32 +112,32 @@ def test_pieces_equal_attention_at_once(monkeypatch, name):
 
 
 def test_what_cannot_be_cut_stays_whole(monkeypatch):
-    monkeypatch.setattr(query_parts, "PIECE_SIZE", LOGITS // 6)
+    monkeypatch.setattr(softmax_attention, "PIECE_SIZE", LOGITS // 6)
     query, key, value = inputs()
-    assert query_parts.num_pieces(query, key, value, [None]) == 6
+    assert softmax_attention.num_pieces(query, key, value, [None]) == 6
     # One key for all heads; a mask that is small, and would not be for each of them.
-    assert query_parts.num_pieces(query, key[:, :1], value, []) == 1
+    assert softmax_attention.num_pieces(query, key[:, :1], value, []) == 1
     mask = hidden_keys((BATCH, 1, 1, QUERIES, KEYS))
-    assert query_parts.num_pieces(query, key, value, [mask]) == 1
+    assert softmax_attention.num_pieces(query, key, value, [mask]) == 1
     # Masks of more axes than the query, or of several queries where it has one.
     for shape in ((1, *SHAPES["of each pair"]), (4, HEADS, BLOCKS, QUERIES, KEYS)):
         mask = np.ones(shape, "bool")
-        assert query_parts.num_pieces(query, key, value, [mask]) == 1
+        assert softmax_attention.num_pieces(query, key, value, [mask]) == 1
 
 
 @pytest.mark.skipif(keras.backend.backend() == "torch", reason="Keras lists no devices")
 @pytest.mark.parametrize("devices", [["gpu:0"], ["cpu:0", "cpu:1"]])
 def test_only_one_cpu_takes_pieces(monkeypatch, devices):
-    monkeypatch.setattr(query_parts, "PIECE_SIZE", LOGITS // 6)
+    monkeypatch.setattr(softmax_attention, "PIECE_SIZE", LOGITS // 6)
     monkeypatch.setattr(keras.distribution, "list_devices", lambda: devices)
-    assert query_parts.num_pieces(*inputs(), []) == 1
+    assert softmax_attention.num_pieces(*inputs(), []) == 1
 
 
 @pytest.mark.parametrize("options", [{"entmax_alpha": "learned"}, {"dropout": 0.5}])
 def test_heads_that_must_be_whole(monkeypatch, options):
     found = []
     for size in (LOGITS, LOGITS // 6):
-        monkeypatch.setattr(query_parts, "PIECE_SIZE", size)
+        monkeypatch.setattr(softmax_attention, "PIECE_SIZE", size)
         layer = attention(**options, seed=1)
         found.append(golden_cases.run(layer, *inputs(), training=True)[0])
     golden_cases.assert_close(*found, 1e-6)
@@ -147,10 +146,10 @@ def test_heads_that_must_be_whole(monkeypatch, options):
 def test_sums_of_exponentials(monkeypatch):
     found = []
     for size in (LOGITS, LOGITS // 6):
-        monkeypatch.setattr(query_parts, "PIECE_SIZE", size)
+        monkeypatch.setattr(softmax_attention, "PIECE_SIZE", size)
         options = {"return_logsumexp": True, "use_causal_mask": True}
         found.append(golden_cases.run(attention(), *inputs(), **options)[0])
-    assert query_parts.num_pieces(*inputs(), []) == 6
+    assert softmax_attention.num_pieces(*inputs(), []) == 6
     for expected, actual in zip(*found, strict=True):
         golden_cases.assert_close(actual, expected, 1e-5)
 
@@ -161,10 +160,10 @@ def test_what_is_computed_again_is_whole(monkeypatch, remat):
 
     def in_pieces(attend, number, *arguments):
         numbers.append(number)
-        return query_parts.in_pieces(attend, number, *arguments)
+        return softmax_attention.in_pieces(attend, number, *arguments)
 
     monkeypatch.setattr(scaled_dot_product, "in_pieces", in_pieces)
-    monkeypatch.setattr(query_parts, "PIECE_SIZE", 64)
+    monkeypatch.setattr(softmax_attention, "PIECE_SIZE", 64)
     layer = MixedAttention([FullHeads(2)], key_dim=4, remat=remat)
     layer.build((1, 16, 8))
     golden_cases.run(layer, helpers.normal(1, 16, 8), training=True)

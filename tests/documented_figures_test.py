@@ -30,6 +30,7 @@ from tests import command_line
 from tests.commands_test import COMMANDS
 from tests.commands_test import define
 
+pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = "docs/benchmarks.md"
 ADAM = "optimizer=adam,learning_rate=0.004"

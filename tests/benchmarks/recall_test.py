@@ -12,6 +12,7 @@ from benchmarks.tasks.task import Examples
 from tests import command_line
 from tools import recall_errors
 
+pytestmark = pytest.mark.slow
 SIZES = {"length": 32, "pairs": 4, "vocabulary": 64}
 parse = functools.partial(command_line.parse, recall)
 

@@ -19,7 +19,7 @@ from benchmarks import patterns
 from benchmarks import recall
 from benchmarks.retrofit import __main__ as retrofit
 from benchmarks.retrofit import needles
-from benchmarks.retrofit import speed
+from benchmarks.retrofit import speed as retrofit_speed
 from routing_tf import layers
 from routing_tf import models
 from routing_tf import optimizers
@@ -175,8 +175,8 @@ def test_losses_of_a_trained_model(length, arguments):
 @pytest.mark.parametrize(
     "head,command,arguments",
     [
-        ("one step", speed, ()),
-        ("all tokens at once", speed, ("--what=prefill", "--lengths=8192")),
+        ("one step", retrofit_speed, ()),
+        ("all tokens at once", retrofit_speed, ("--what=prefill", "--lengths=8192")),
         ("right answers", needles, ()),
     ],
 )

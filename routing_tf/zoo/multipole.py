@@ -1,7 +1,7 @@
 """Multipole heads by name for models.
 
 The heads are those of `routing_tf.layers`: one softmax over near tokens, the best
-clusters, and the mean of each other cluster.
+cluster, and the mean of all that is not read of each cluster.
 
 Reference: this package's own, see `MultipoleHeads`.
 """
@@ -12,13 +12,18 @@ from routing_tf.zoo.parts.pattern import share
 
 
 def _settings(sizes):
-    # Recent tokens and those of clusters have half of the window each.
-    half = share(sizes, 2)
+    # All but the most recent tokens are read from one cluster, chosen as by routed
+    # heads: trained from scratch, that was best.
+    block = min(16, share(sizes, 4))
     return {
         "num_clusters": sizes.num_clusters,
-        "attention_window": half,
-        "clusters_per_query": min(4, sizes.num_clusters, half),
-        "num_recent": half,
+        "attention_window": max(1, sizes.attention_window - block),
+        "clusters_per_query": 1,
+        "num_recent": 0,
+        "num_sinks": 0,
+        "block_length": block,
+        "normalization": "layer",
+        "choice": "centroid",
     }
 
 

@@ -12,7 +12,8 @@ from routing_tf import zoo
 from tests.layers import kinds
 from tools import attention_patterns
 
-pytestmark = pytest.mark.usefixtures("eager")  # each layer is called once
+# Each layer is called once.
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("eager")]
 ACCEPTED = ("yes", "same length", "with one round")
 # Thresholds change who chooses a cluster, not how its panel looks.
 EXPORTED = set(kinds.exported().values()) - {zoo.ThresholdHeads}

@@ -58,7 +58,7 @@ def test_flags_that_are_paths(command, monkeypatch):
         values[name].parse("~/runs/x")
         assert values[name].value == "/home/somebody/runs/x"
         for empty in ("", " "):
-            with pytest.raises(flags.IllegalFlagValueError, match="must be a path"):
+            with pytest.raises(flags.IllegalFlagValueError, match=f"--{name}="):
                 values[name].parse(empty)
 
 
@@ -67,7 +67,7 @@ def test_lists_of_paths(monkeypatch):
     values = define(train)
     values["files"].parse("~/a*.txt, b.txt,")
     assert values.files == "/home/somebody/a*.txt,b.txt"
-    with pytest.raises(flags.IllegalFlagValueError, match="must be a path"):
+    with pytest.raises(flags.IllegalFlagValueError, match="--files=,"):
         values["files"].parse(",")
     options = flag_kinds.parse_problem_options(["test_files=~/a,b"])
     assert options == {"test_files": f"/home/somebody/a,{os.path.abspath('b')}"}
@@ -76,7 +76,9 @@ def test_lists_of_paths(monkeypatch):
         "source_files": f'"{os.path.abspath("a,b")}",{os.path.abspath("c")}',
         "folder": os.path.abspath("a,b"),
     }
-    with pytest.raises(ValueError, match="must name a path. Received: 'vocabulary='"):
+    with pytest.raises(
+        ValueError, match="`--problem_option=vocabulary`.*'vocabulary='"
+    ):
         flag_kinds.parse_problem_options(["vocabulary="])
 
 
@@ -93,10 +95,12 @@ def test_train_says_that_it_was_stopped_before_the_first_step(monkeypatch, capfd
 
 
 def test_nothing_is_named_twice():
-    with pytest.raises(ValueError, match="once. Received: 'folder=b' after folder="):
+    with pytest.raises(
+        ValueError, match="`--problem_option=folder`.*'folder=b' .*folder='"
+    ):
         flag_kinds.parse_problem_options(["folder=a", "folder=b"])
     options = parse(train, "--model_dir=m", "--files=a", "--problem_option=files=b")
-    with pytest.raises(ValueError, match="must be named by `--files` or by"):
+    with pytest.raises(ValueError, match="`--files`.*`--problem_option=files`"):
         commands.problem_fields(options)
 
 
@@ -154,7 +158,7 @@ def test_copies_equal_what_they_are_copies_of():
 
 def test_keras_without_a_backend(options, monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", None)
-    with pytest.raises(SystemExit, match="error: Keras must have a backend that it"):
+    with pytest.raises(SystemExit, match="KERAS_BACKEND=None"):
         commands.command(lambda _: None, options, [""])
 
 
@@ -211,9 +215,9 @@ def test_an_interrupt_ends_a_command(is_wrapped, options, capsys):
 
 def test_other_system_errors_stay(options):
     def run(options):
-        raise SystemError("of Python itself")
+        raise SystemError("system_error")
 
-    with pytest.raises(SystemError, match="of Python itself"):
+    with pytest.raises(SystemError, match="system_error"):
         commands.command(run, options, ["evaluate"])
 
 

@@ -19,6 +19,8 @@ from benchmarks import patterns
 from benchmarks import recall
 from benchmarks import record
 from benchmarks.retrofit import __main__ as retrofit
+from benchmarks.retrofit import needles
+from benchmarks.retrofit import speed as retrofit_speed
 from routing_tf import __version__
 from routing_tf import layers
 from routing_tf import models
@@ -30,8 +32,10 @@ from tests import command_line
 from tests.commands_test import COMMANDS
 from tests.commands_test import define
 
+pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = "docs/benchmarks.md"
+EXISTING_MODELS = "docs/existing_models.md"
 ADAM = "optimizer=adam,learning_rate=0.004"
 RELATIVE = f"{ADAM},routed_relative_positions=true"
 SEVERAL_CLUSTERS = (
@@ -153,15 +157,41 @@ def test_feed_forward_layers():
     assert len(rows) == len(speeds)
 
 
-@pytest.mark.parametrize("keys", [132, 260])
-def test_losses_of_a_trained_model(keys):
+@pytest.mark.parametrize(
+    "length,arguments",
+    [
+        ("2,048 tokens, 260 keys", ()),
+        ("2,048 tokens, 132 keys", ("--keys=132",)),
+        ("4,096 tokens, 260 keys", ("--lengths=4096",)),
+        ("8,192 tokens, 260 keys", ("--lengths=8192", "--num_windows=1")),
+    ],
+)
+def test_losses_of_a_trained_model(length, arguments):
     record = f"--results={ROOT / 'benchmarks/retrofit/runs.json'}"
-    options = command_line.parse(retrofit, record, f"--keys={keys}")
+    options = command_line.parse(retrofit, record, *arguments)
     lines = retrofit.tables(retrofit.record.Record(options.results), options)
-    printed = [[cell.strip() for cell in x.strip("|").split("|")] for x in lines[5:]]
-    printed = [row for row in printed if "-" not in row]
-    page = "docs/existing_models.md"
-    assert rows_below(f"2,048 tokens, {keys} keys", page) == printed
+    printed = [row for row in cells_of(lines[5:]) if "-" not in row]
+    assert rows_below(length, EXISTING_MODELS) == printed
+
+
+@pytest.mark.parametrize(
+    "head,command,arguments",
+    [
+        ("one step", retrofit_speed, ()),
+        ("all tokens at once", retrofit_speed, ("--what=prefill", "--lengths=8192")),
+        ("right answers", needles, ()),
+    ],
+)
+def test_times_and_answers_of_a_trained_model(head, command, arguments):
+    file = command_line.parse(command).results
+    options = command_line.parse(command, f"--results={ROOT / file}", *arguments)
+    lines = command.table(retrofit.record.Record(options.results), options)
+    assert rows_below(f"| {head}", EXISTING_MODELS) == cells_of(lines[2:])
+
+
+def cells_of(lines):
+    """Returns the cells of the rows of a table in Markdown."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
 def test_recall():

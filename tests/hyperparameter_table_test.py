@@ -2,7 +2,11 @@
 
 import sys
 
+import pytest
+
 from tools import hyperparameter_table
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_documentation_holds_the_tables(monkeypatch, tmp_path):

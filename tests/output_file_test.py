@@ -101,8 +101,8 @@ def test_what_nohup_ignores_stays_ignored(path):
 
 
 def test_an_error_before_the_first_text_leaves_nothing(path):
-    with pytest.raises(ValueError, match="soon"), open_output(path):
-        raise ValueError("too soon")
+    with pytest.raises(ValueError, match="too_soon"), open_output(path):
+        raise ValueError("too_soon")
     assert [each.name for each in path.parent.iterdir()] == ["texts.jsonl"]
 
 

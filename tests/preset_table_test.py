@@ -11,6 +11,7 @@ import pytest
 from routing_tf import models
 from tools import preset_table
 
+pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
 VARIABLES = ROOT / "tests/models/preset_variables.json"
 

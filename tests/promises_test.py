@@ -16,5 +16,5 @@ def test_an_entry_that_fits_no_longer_is_refused(tmp_path):
     entry |= {"old": "y = 1", "new": ""}
     lines = [f'{name} = "{value}"' for name, value in entry.items()]
     (folder / "area.toml").write_text("\n".join(["[[promise]]", *lines]))
-    with pytest.raises(ValueError, match="area.toml, promise 1: `old` must stand once"):
+    with pytest.raises(ValueError, match=r"area\.toml, .* 1: `old` "):
         break_promises.promises(tmp_path)

@@ -123,7 +123,9 @@ def test_none_can_be_read(lm, tmp_path):
     for path in run_checkpoints.paths(tmp_path):
         path.with_name(path.name + ".index").write_bytes(b"")
     set_all(lm, 7)
-    with pytest.raises(run_checkpoints.DamagedCheckpointError, match="step-2"):
+    with pytest.raises(
+        run_checkpoints.DamagedCheckpointError, match="/checkpoints/step-2"
+    ):
         RunCheckpoints(tmp_path, lm).restore(lambda text: None)
     assert first(lm) == 7
 
@@ -142,7 +144,10 @@ def test_what_a_killed_process_left_is_removed(lm, tmp_path):
 def test_another_model_is_refused(lm, tmp_path):
     save(lm, tmp_path, 1)
     other = models.RoutingTransformerCausalLM.from_preset("byte_tiny")
-    with pytest.raises(ValueError, match="differences: .* there, .* here"):
+    with pytest.raises(
+        ValueError,
+        match=r"/checkpoints/step-1 .*token_embedding.*\[31, 16\] .*\[258, 32\]",
+    ):
         RunCheckpoints(tmp_path, other).restore(lambda text: None)
 
 
@@ -151,9 +156,9 @@ def test_workers_are_asked_before_a_variable_changes(lm, tmp_path):
     set_all(lm, 7)
 
     def refuse(step):
-        raise ValueError(f"not {step}")
+        raise ValueError(f"step={step}")
 
-    with pytest.raises(ValueError, match="not 1"):
+    with pytest.raises(ValueError, match="step=1"):
         RunCheckpoints(tmp_path, lm).restore(agree=refuse)
     assert first(lm) == 7
 
@@ -169,5 +174,5 @@ def test_variables_with_one_path_are_refused():
     model = Twins()
     model.twins = twins
     model.build((1, 3))
-    with pytest.raises(ValueError, match="4 variables with 2 paths"):
+    with pytest.raises(ValueError, match="Received: 4 .* 2 "):
         run_checkpoints.named_variables(model)

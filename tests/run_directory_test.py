@@ -87,10 +87,10 @@ def test_other_tokenizers_are_refused(first, folder):
     run_folder.check_tokenizer(problem, folder / "run", "text")
     reverse(folder / "vocabulary")
     _, problem = configure(folder)
-    with pytest.raises(ValueError, match="text_files with a SubwordTokenizer of other"):
+    with pytest.raises(ValueError, match="Received: text_files .*SubwordTokenizer"):
         run_folder.check_tokenizer(problem, folder / "run", "text")
     problem.tokenizer = ByteTokenizer()
-    with pytest.raises(ValueError, match="with a ByteTokenizer of other tokens"):
+    with pytest.raises(ValueError, match="Received: text_files .*ByteTokenizer"):
         run_folder.check_tokenizer(problem, folder / "run", "text")
 
 
@@ -101,10 +101,10 @@ def test_changed_data_of_the_same_size_is_noticed(folder):
     config, problem = configure(folder, model_dir=folder / "run")
     # As if it were not noticed by the number of subwords.
     config = dataclasses.replace(config, num_tokens=earlier.num_tokens)
-    with pytest.raises(ValueError, match="'train' has changed .it had"):
+    with pytest.raises(ValueError, match="`model_dir`.*'train' "):
         config.check_continues(earlier, folder / "run")
     for split in "validation", "test":  # nothing is known of the last, but files change
-        with pytest.raises(ValueError, match="'validation' must be the one that"):
+        with pytest.raises(ValueError, match=r"'validation' .*Received: .*\([0-9]+, "):
             earlier.check_data(problem, split)
 
 
@@ -113,13 +113,13 @@ def test_changed_data_of_the_same_size_is_noticed(folder):
 def test_damaged_settings(folder, name, value):
     path = folder / "run" / "run.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
-    with pytest.raises(ValueError, match=f"run.json.*`{name}` must be a dict"):
+    with pytest.raises(ValueError, match=f"run.json.*`{name}`"):
         run_folder.RunConfig.load(folder / "run")
 
 
 def test_a_vocabulary_that_is_no_text(folder):
     (folder / "vocabulary").write_bytes(b"\x1f\x8b")
-    with pytest.raises(ValueError, match="vocabulary must be text in UTF-8.*/vocab"):
+    with pytest.raises(ValueError, match="Received: '[^']*/vocabulary': "):
         configure(folder)
 
 
@@ -134,9 +134,9 @@ def test_file_systems_without_locks(tmp_path, monkeypatch):
 
 def test_a_full_disk_is_named(folder, monkeypatch):
     def refuse(self, text):
-        raise OSError(27, "File too large")
+        raise OSError(27, "/disk/file")
 
     monkeypatch.setattr(pathlib.Path, "write_text", refuse)
     config = run_folder.RunConfig.load(folder / "run")
-    with pytest.raises(OSError, match="run.json' must be written; .*: File too large"):
+    with pytest.raises(OSError, match="run.json' .*/disk/file"):
         config.save(folder / "run")

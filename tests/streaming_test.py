@@ -138,26 +138,28 @@ def test_which_heads_remember_all_tokens(changes, setting):
         assert token_stream.cache_length(h) == token_stream.cache_length(h, 9) == 32
         return
     assert token_stream.cache_length(h, 1000) == 1000
-    with pytest.raises(ValueError, match=f"Received: a model with {setting}"):
+    with pytest.raises(ValueError, match=f"Received: .*{setting}"):
         token_stream.cache_length(h)
 
 
 def test_inputs_that_are_cut():
     h = Hyperparameters(truncate_length=8)
     assert token_stream.cache_length(h, 8)
-    for number, received in ((None, "no end"), (9, "9 tokens")):
-        with pytest.raises(ValueError, match=f"e_length=8. Received: {received}"):
+    for number, received in ((None, ""), (9, "9 ")):
+        with pytest.raises(
+            ValueError, match=rf"truncate_length=8\. Received: {received}"
+        ):
             token_stream.cache_length(h, number)
 
 
 def test_what_cannot_be_streamed(lm):
     flaw = {"routing": "hashed", "compatibility": "trained"}
-    with pytest.raises(ValueError, match="a model with `compatibility`, a flaw"):
+    with pytest.raises(ValueError, match="Received: .*`compatibility`"):
         TokenStream(small_model(**flaw), GREEDY, 10)
-    with pytest.raises(ValueError, match="one token or value after the other"):
+    with pytest.raises(ValueError, match="`sampler`.*BeamSampler"):
         TokenStream(lm, keras_hub.samplers.BeamSampler())
-    with pytest.raises(ValueError, match="at least 2"):
+    with pytest.raises(ValueError, match="`num_tokens`.*num_tokens=1"):
         TokenStream(lm, GREEDY, 1)
     for prompts in ([], [[0], []], [[0] * 10]):
-        with pytest.raises(ValueError, match="leave room"):
+        with pytest.raises(ValueError, match="`prompts`.*num_tokens=10"):
             next(TokenStream(lm, GREEDY, 10)(prompts))

@@ -217,7 +217,7 @@ class TestTrainer:
             kernel.assign(np.full(kernel.shape, np.nan))
 
         trainer = stand_in([3], {3: spoil}, train_steps=5)
-        with pytest.raises(FloatingPointError, match="loss=nan in step 3") as error:
+        with pytest.raises(FloatingPointError, match="loss=nan .* 3, ") as error:
             trainer.train(eval_every=0, eval_examples=1, checkpoint_every=2)
         message = str(error.value)
         assert "batch 2 of train with seed 0 (epoch 1, from window 8" in message
@@ -240,7 +240,7 @@ class TestTrainer:
     def test_nothing_but_bad_batches_ends_the_run(self, stand_in, monkeypatch):
         monkeypatch.setattr("routing_tf.training.trainer.MOST_SKIPPED_IN_A_ROW", 3)
         trainer = stand_in(bad_steps=(1, 2, 4, 5, 6), train_steps=9)
-        with pytest.raises(FloatingPointError, match="in step 6,.*3 in a row"):
+        with pytest.raises(FloatingPointError, match="loss=nan .* 6, .* 3 "):
             trainer.train(eval_every=0, eval_examples=1, on_nan="skip")
 
     def test_evaluations_are_not_lost(self, stand_in, tmp_path):
@@ -295,20 +295,20 @@ class TestTrainer:
     def test_refused_settings(self, configure, tmp_path):
         config, problem = configure()
         parts = {n: dataclasses.replace(config, accumulation_steps=n) for n in (2, 3)}
-        with pytest.raises(ValueError, match="4 windows .* accumulation_steps=3"):
+        with pytest.raises(ValueError, match="`accumulation_steps`.*=3"):
             training.Trainer(parts[3], problem, tmp_path)
-        with pytest.raises(ValueError, match="`steps_per_call` must be 1"):
+        with pytest.raises(ValueError, match="`steps_per_call`.*steps_per_call=2"):
             training.Trainer(parts[2], problem, tmp_path, steps_per_call=2)
         trainer = training.Trainer(config, problem, tmp_path)
-        with pytest.raises(ValueError, match="`on_nan` must be one of 'stop', 'skip'"):
+        with pytest.raises(ValueError, match="`on_nan`.*on_nan='go on'"):
             trainer.train(on_nan="go on")
         (tmp_path / "file").touch()
-        with pytest.raises(ValueError, match="must be a folder that can be written"):
+        with pytest.raises(ValueError, match="`model_dir`.*/file/checkpoints'"):
             training.Trainer(config, problem, tmp_path / "file")
 
     def test_another_run_is_refused(self, finished, configure):
         config, problem = configure(seed=7, hidden_dim=18, train_steps=50)
-        with pytest.raises(ValueError, match="Use another model_dir") as error:
+        with pytest.raises(ValueError, match="`model_dir`.*hidden_dim") as error:
             training.Trainer(config, problem, finished.model_dir)
         message = str(error.value)
         assert "hyperparameters.hidden_dim was 16, now 18" in message
@@ -318,13 +318,13 @@ class TestTrainer:
     def test_workers_that_share_no_folder_are_refused(self, configure, tmp_path):
         engine, found = StandInEngine(), iter([[3.0, 0.0], [1.0, 1.0]])
         engine.gather = lambda number: np.array(next(found))
-        with pytest.raises(ValueError, match=r"of the steps \[3, 0\] and 1 different"):
+        with pytest.raises(ValueError, match=r"`model_dir`.* \[3, 0\] .*1 "):
             training.Trainer(*configure(), tmp_path, engine=engine)
 
     def test_changed_data_is_refused(self, finished):
         tokens = {**finished.config.num_tokens, "train": 12345}
         config = dataclasses.replace(finished.config, num_tokens=tokens)
-        with pytest.raises(ValueError, match="'train' has changed .* now 12,345"):
+        with pytest.raises(ValueError, match="`model_dir`.*'train' .* 12,345"):
             training.Trainer(config, finished.problem, finished.model_dir)
 
     def test_what_an_aborted_start_left_is_replaced(self, configure, tmp_path):
@@ -342,7 +342,7 @@ class TestTrainer:
         for path in checkpoints.folder_of(model_dir).glob("step-*"):
             path.unlink()
         config, problem = configure(train_steps=20, seed=7)
-        with pytest.raises(ValueError, match="seed was 0, now 7"):
+        with pytest.raises(ValueError, match="`model_dir`.*seed .*0, .*7"):
             training.Trainer(config, problem, model_dir)
         trainer = training.Trainer(finished.config, finished.problem, model_dir)
         (best,) = checkpoints.paths(model_dir, "best")
@@ -414,7 +414,7 @@ class TestInitCheckpoint:
     def test_other_shapes_are_listed(self, finished, configure, tmp_path):
         source = str(finished.model_dir)
         config, problem = configure(init_checkpoint=source, intermediate_dim=24)
-        with pytest.raises(ValueError, match="3 differences") as error:
+        with pytest.raises(ValueError, match="Received: 3 .*feed_forward") as error:
             training.Trainer(config, problem, tmp_path)
         message = str(error.value)
         kernel = "block_0/feed_forward/input/kernel has the shape (16, 16) there, "
@@ -536,7 +536,7 @@ class TestOptimizer:
         def make(h, schedule, clip):
             return keras.optimizers.SGD(schedule, global_clipnorm=clip)
 
-        with pytest.raises(ValueError, match="must not be that of an optimizer of"):
+        with pytest.raises(ValueError, match="`name`.*name='adam'"):
             optimizers.register("adam", make)
         optimizers.register("sgd", make)
         made = training.make_optimizer(tiny(optimizer="sgd"))
@@ -562,13 +562,13 @@ class TestRunConfig:
     @pytest.mark.parametrize("text", ["{", "{}", '{"hyperparameters": {"a": 1}}'])
     def test_damaged_file(self, tmp_path, text):
         (tmp_path / "run.json").write_text(text)
-        with pytest.raises(ValueError, match="must hold a run.json of this version"):
+        with pytest.raises(ValueError, match="`model_dir`.*/run.json'"):
             run_folder.RunConfig.load(tmp_path)
 
     def test_windows_longer_than_the_model(self, text_file):
         options = {"files": text_file, "sequence_length": LENGTH + 1}
         h = tiny(truncate_length=9)
-        with pytest.raises(ValueError, match="`truncate_length`. Received: 33 and 9"):
+        with pytest.raises(ValueError, match="`sequence_length`.* 33 .*9"):
             run_folder.configure("text_files", h, problem_options=options)
         assert problems.get_class("text_files").options_for(h)["sequence_length"] == 9
 

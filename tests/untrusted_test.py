@@ -86,7 +86,7 @@ def peak_memory():
 
 
 @contextlib.contextmanager
-def assert_refused(message, bytes_taken=2**27, kinds=ValueError):
+def assert_refused(message=None, bytes_taken=2**27, kinds=ValueError):
     """Checks that an attack is refused, with few blocks built and without memory."""
     peak_memory()
     before = peak_memory()
@@ -218,7 +218,7 @@ def putting(path, value):
     return functools.partial(put, path=path, value=value)
 
 
-OTHERS = "must name only models, preprocessors"
+OTHERS = r"`routing_tf\.files\.safe_loading\.PACKAGES\.add"
 
 
 @pytest.mark.parametrize("name", attacks("x"))
@@ -276,7 +276,7 @@ def head_config(heads, **settings):
 @pytest.mark.parametrize("name", attacks("x"))
 def test_configs_of_layers_and_heads_run_no_code(name, marker):
     attack = attacks(marker)[name]
-    with assert_refused("must be a head group"):
+    with assert_refused("`routed_heads`.*Received: routed_heads={"):
         models.Hyperparameters(routed_heads=attack)
     if name == "other library":
         # It is registered: the user's own head groups and initializers are too.
@@ -285,10 +285,10 @@ def test_configs_of_layers_and_heads_run_no_code(name, marker):
     for part, value in (("head_groups", [attack]), ("kernel_initializer", attack)):
         config = layers.MixedAttention([heads], key_dim=4).get_config() | {part: value}
         kinds = (ValueError, TypeError)
-        with assert_refused("class|Lambda|function|safe", kinds=kinds):
+        with assert_refused(kinds=kinds):
             layers.MixedAttention.from_config(config)
     config = head_config(heads, embeddings_initializer=attack)
-    with assert_refused("class|Lambda|function|safe|initializer"):
+    with assert_refused("`routed_heads`.*LocalHeads"):
         models.RoutingTransformer(models.Hyperparameters(routed_heads=config))
 
 
@@ -315,12 +315,12 @@ class OwnInitializer(keras.initializers.Ones):
 def test_heads_of_files_hold_no_other_objects(part):
     heads = head_config(layers.FullHeads(2), embeddings_initializer=part)
     for place in (heads, [{**heads[0], "config": {"own": heads}}]):
-        with assert_refused("in head groups only initializers.*PACKAGES.add"):
+        with assert_refused(OTHERS):
             safe_loading.check_hyperparameters({"routed_heads": place}, "a file")
 
 
 def test_a_layer_is_no_initializer():
-    with pytest.raises(ValueError, match="must be an initializer.*which is a layer"):
+    with pytest.raises(ValueError, match="`embeddings_initializer`.*ByteTokenizer"):
         layers.FullHeads(2, embeddings_initializer=ByteTokenizer())
 
 
@@ -334,9 +334,9 @@ def test_a_layer_is_no_initializer():
         ("max_size", {"permutations": [[2**25]]}),
         ("max_size", {"temperature": 1e30}),
         ("max_flange_blocks", {"flange_blocks": [0, 2**10]}),
-        ("must be finite", {"dropout": float("nan")}),
-        ("must be finite", {"rotary_wavelength": float("inf")}),
-        ("must be finite", {"rotary_wavelength": 10**400}),
+        ("dropout=nan", {"dropout": float("nan")}),
+        ("rotary_wavelength=inf", {"rotary_wavelength": float("inf")}),
+        ("rotary_wavelength=1000", {"rotary_wavelength": 10**400}),
     ],
     ids=lambda value: value if isinstance(value, str) else "".join(value),
 )
@@ -380,10 +380,10 @@ def test_formulas_in_vocabularies_are_text(marker, tmp_path):
     formula = f"__import__('os').system('touch {marker}')"
     path = tmp_path / "vocabulary"
     path.write_text(f"'<pad>_'\n'<EOS>_'\n{formula}\n")
-    with assert_refused("in single or double quotes"):
+    with assert_refused("`vocabulary`.* 3 .*/vocabulary'"):
         SubwordTokenizer(path)
     path.write_text(f"'<pad>_'\n'<EOS>_'\n'{formula}'\n")
-    with assert_refused("every character of its tokens"):
+    with assert_refused(r"`vocabulary`.*Received .*\[' ', "):
         SubwordTokenizer(path)
     path.write_text(f"<pad>\n<EOS>\n{formula.replace(' ', '')}\n")
     assert WordTokenizer(path).vocabulary_size() == 3
@@ -403,8 +403,9 @@ def test_arrays_on_disk_are_never_pickled(marker, tmp_path):
     objects = np.array([Touch(marker)], dtype=object)
     np.save(tmp_path / "ids.npy", objects, allow_pickle=True)
     for length in (0, 1):
-        (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
-        with assert_refused("prepared data must be complete"):
+        info = {"lengths": {"ids": length}, "identity": {}}
+        (tmp_path / "info.json").write_text(json.dumps(info))
+        with assert_refused(r" dtype.*routing_tf\.datagen"):
             array_store.read(tmp_path)
 
 
@@ -413,8 +414,9 @@ def test_arrays_on_disk_hold_what_they_claim(length, tmp_path):
     header = {"descr": "<i8", "fortran_order": False, "shape": (10**12,)}
     with open(tmp_path / "ids.npy", "wb") as file:
         np.lib.format.write_array_header_1_0(file, header)
-    (tmp_path / "info.json").write_text(json.dumps({"lengths": {"ids": length}}))
-    with assert_refused("prepared data must be complete"):
+    info = {"lengths": {"ids": length}, "identity": {}}
+    (tmp_path / "info.json").write_text(json.dumps(info))
+    with assert_refused(r" mmap .*routing_tf\.datagen"):
         array_store.read(tmp_path)
 
 
@@ -446,7 +448,7 @@ HOSTILE = {
         {"local_block_length": 2**12, "local_block_width": 2**12},
     ],
 }
-LARGE = "must keep to|more (values|blocks) than its|must be|Unknown hyperpara|is height"
+LARGE = r"/(changed\.keras|config\.json|task\.json)'|num_layers=2\.5|no_such_setting"
 
 
 @pytest.mark.parametrize(
@@ -507,17 +509,17 @@ def test_lengths_of_inputs_are_bounded(tmp_path):
 
 
 LONG_MEMORY = [
-    ({"attention_window": 2**24}, "16,777,216 tokens by attention_window=16777216"),
-    ({"local_block_length": 2**24}, "33,554,432 tokens by local_block_length=16777216"),
-    ({"local_dilation": 2**20}, "tokens by .*16, local_dilation=1048576"),
+    ({"attention_window": 2**24}, "16,777,216 .*attention_window=16777216"),
+    ({"local_block_length": 2**24}, "33,554,432 .*local_block_length=16777216"),
+    ({"local_dilation": 2**20}, "33,554,432 .*16, local_dilation=1048576"),
 ]
 
 
 @pytest.mark.parametrize("changes, received", LONG_MEMORY)
 def test_caches_are_bounded(changes, received):
     h = presets.preset_hyperparameters("byte_tiny").replace(**changes)
-    for length, text in ((None, "one without an end"), (20, "a text of 20")):
-        with assert_refused(f"max_remembered.*{received}, for {text}. Build"):
+    for length, text in ((None, ""), (20, r" 20\.")):
+        with assert_refused(f"max_remembered.*{received}, .*{text}"):
             token_stream.cache_length(h, length)
     with assert_refused(f"max_remembered.*{received}"):
         models.RoutingTransformer(h).make_cache(1, 20)
@@ -528,25 +530,28 @@ def test_caches_are_bounded(changes, received):
 @pytest.mark.parametrize(
     "heads, received",
     [
-        (layers.RoutedHeads(2, 3, 2**20), "attention_window=1048576 of RoutedHeads"),
-        (layers.LocalHeads(2, (2**19,)), "block_shape=.524288. of LocalHeads"),
-        (layers.LocalHeads(2, (4,), dilation=2**17), "block_shape=.4. of LocalHeads"),
-        (layers.SlidingHeads(2, 2**20), "radius=1048576 of SlidingHeads"),
-        (zoo.FeatureMapHeads(2, num_features=2**20), "num_features=1048576 of Feature"),
+        (layers.RoutedHeads(2, 3, 2**20), "attention_window=1048576 .*RoutedHeads"),
+        (layers.LocalHeads(2, (2**19,)), "block_shape=.524288. .*LocalHeads"),
+        (layers.LocalHeads(2, (4,), dilation=2**17), "block_shape=.4. .*LocalHeads"),
+        (layers.SlidingHeads(2, 2**20), "radius=1048576 .*SlidingHeads"),
+        (
+            zoo.FeatureMapHeads(2, num_features=2**20),
+            "num_features=1048576 .*FeatureMapHeads",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_caches_of_heads_are_bounded(heads, received):
     h = presets.preset_hyperparameters("byte_tiny")
     h = h.replace(routed_heads=heads, routed_key_shift=0)
-    with assert_refused(f"1,048,576 tokens by {received}"):
+    with assert_refused(f"1,048,576 .*{received}"):
         safe_loading.check_memory(h, 20)
     safe_loading.check_memory(h, 2**20)
 
 
 def test_caches_of_images_are_bounded():
     h = presets.preset_hyperparameters("digits_small").replace(attention_window=2**24)
-    with assert_refused("max_remembered.*for a text of 64"):
+    with assert_refused(r"max_remembered.* 64\."):
         models.RoutingImageTransformer(h).make_cache(1)
 
 
@@ -559,7 +564,7 @@ def test_nothing_of_a_refused_model_is_left_behind():
     def build():
         return keras.Sequential([keras.Input((2**20,)), keras.layers.Dense(2**20)])
 
-    with assert_refused("1,099,512,676,352 values, with 100 bytes"):
+    with assert_refused("1,099,512,676,352 .* 100 "):
         safe_loading.check_fits(build, 100, "a file")
     # On leaving, Keras gives values to all variables that have none.
     with keras.StatelessScope():
@@ -570,7 +575,7 @@ def test_limits_can_be_raised(originals, monkeypatch):
     for limit in ("max_layers", "max_size", "max_json_bytes", "max_json_depth"):
         monkeypatch.setattr(safe_loading.LIMITS, limit, 1)
         name = f"routing_tf.files.safe_loading.LIMITS.{limit}"
-        with assert_refused(f"keep to `{name}`, 1"):
+        with assert_refused(f"`{name}`, 1"):
             safe_loading.load_keras_file(originals / "digits_small.keras")
         monkeypatch.undo()
     safe_loading.load_keras_file(originals / "digits_small.keras")
@@ -579,13 +584,13 @@ def test_limits_can_be_raised(originals, monkeypatch):
 @pytest.mark.parametrize(
     "message, options",
     [
-        ("must be stored as they are", {"shape": (2**28,), "chunks": (2**10,)}),
-        ("must be stored as they are", {"shape": (2**32, 2**32), "chunks": (1, 1)}),
+        ("1,073,741,824 ", {"shape": (2**28,), "chunks": (2**10,)}),
+        ("73,786,976,294,838,206,464 ", {"shape": (2**32, 2**32), "chunks": (1, 1)}),
         (
-            "must be stored as they are",
+            "8,388,608 ",
             {"data": np.zeros(2**20), "chunks": (2**20,), "compression": "gzip"},
         ),
-        ("holds no numbers", {"shape": (3,), "dtype": h5py.string_dtype()}),
+        ("': x ", {"shape": (3,), "dtype": h5py.string_dtype()}),
     ],
 )
 def test_weights_are_stored_in_full(message, options, load_file, load_preset, tmp_path):
@@ -608,7 +613,7 @@ def test_weights_of_other_files_are_refused(originals, load_file, tmp_path):
             here.create_dataset(f"ballast_{number}", data=data)
         for name in there:
             here[name] = h5py.ExternalLink(str(secret), f"/{name}")
-    with assert_refused("ExternalLink|could not be loaded"):
+    with assert_refused("ExternalLink"):
         load_file("digits_small", weights=path.read_bytes())
 
 
@@ -627,15 +632,15 @@ def test_weights_are_there_and_finite(value, originals, load_file, tmp_path):
             del file[name]
         else:
             file[name][0] = value
-    message = "must be finite.*with others in logits/bias"
+    message = r"/changed\.keras' .*logits/bias"
     if value is None:
-        message = "hold all weights.*Layer 'logits' expected 2"
+        message = r"/changed\.keras'.*'logits' .* 2 "
     with assert_refused(message):
         load_file("digits_small", weights=path.read_bytes())
 
 
 def test_packed_weights_are_refused(load_file):
-    with assert_refused("must not be compressed"):
+    with assert_refused(r"Received: '[^']*/changed\.keras'\. "):
         load_file("digits_small", compression=zipfile.ZIP_DEFLATED)
 
 
@@ -650,7 +655,7 @@ def test_members_that_share_bytes_are_refused(originals, tmp_path):
                 setattr(copy, name, getattr(weights, name))
             file.filelist.append(copy)
             file.NameToInfo[copy.filename] = copy
-    with assert_refused("no bytes stand for two members"):
+    with assert_refused(r"Received: '[^']*/shared\.keras'\. "):
         safe_loading.load_keras_file(path)
 
 
@@ -660,8 +665,8 @@ def test_members_that_share_bytes_are_refused(originals, tmp_path):
         ("max_text_bytes", "assets/vocabulary.words", 2**27),
         ("max_json_bytes", "metadata.json", 2**21),
         ("max_json_bytes", "config.json", 2**21),
-        ("what Keras writes", "model.weights.npz", 1),
-        ("what Keras writes", "../../evil.py", 1),
+        (r"\['model\.weights\.npz'\]", "model.weights.npz", 1),
+        (r"\['\.\./\.\./evil\.py'\]", "../../evil.py", 1),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -686,7 +691,7 @@ def test_damaged_files(originals, tmp_path):
     path = tmp_path / "damaged.keras"
     for content in (b"", b"PK", b"PK\5\6" + bytes(18), bytes(999), flipped):
         path.write_bytes(content)
-        with assert_refused("must be whole"):
+        with assert_refused(r"Received: '[^']*/damaged\.keras': "):
             safe_loading.load_keras_file(path)
 
 
@@ -701,17 +706,17 @@ ELSEWHERE = putting("config/config_file", "/etc/x.json")
     [
         *(("max_json_depth", "digits_small", "config.json", text) for text in NESTED),
         # Other loaders of keras_hub are not reached.
-        ("must name its class", "digits_small", "config.json", '{"model_type": "b"}'),
-        ("files of its own folder", "digits_small", INDEX, SHARDS % "/etc/passwd"),
-        ("files of its own folder", "digits_small", INDEX, SHARDS % "../weights.h5"),
-        ("a name without folders", "byte_tiny", "tokenizer.json", ELSEWHERE),
+        ("class_name", "digits_small", "config.json", '{"model_type": "b"}'),
+        (r"\['/etc/passwd'\]", "digits_small", INDEX, SHARDS % "/etc/passwd"),
+        (r"\['\.\./weights\.h5'\]", "digits_small", INDEX, SHARDS % "../weights.h5"),
+        ("`config_file`.*'/etc/x.json'", "byte_tiny", "tokenizer.json", ELSEWHERE),
     ],
 )
 def test_other_files_of_a_preset(message, name, file, content, load_preset, tmp_path):
     with assert_refused(message):
         load_preset(name, file, content)
     if content in NESTED:
-        with assert_refused("`hparams` must be.*max_json_depth"):
+        with assert_refused("`hparams`.*max_json_depth"):
             conversion.read_hparams(tmp_path / "preset/config.json")
 
 
@@ -728,13 +733,13 @@ def test_vocabularies_of_absurd_size_are_not_read(cls, tmp_path):
     path = tmp_path / "vocabulary"
     with open(path, "wb") as file:
         file.truncate(2**40)
-    with assert_refused("max_text_bytes.*1,099,511,627,776 bytes"):
+    with assert_refused("max_text_bytes.*1,099,511,627,776 "):
         cls(path)
     path.write_bytes(b"\n" * 2**23)
-    with assert_refused("max_tokens.*8,388,608 lines"):
+    with assert_refused("max_tokens.*8,388,608 "):
         cls(path)
     path.write_bytes(b"'<pad>_'\n" + b"x" * 2**17)
-    with assert_refused("max_token_length.*131,072 characters in a line"):
+    with assert_refused("max_token_length.*131,072 "):
         cls(path)
 
 
@@ -749,7 +754,7 @@ def copied(tmp_path):
 def test_a_checkpoint_holds_what_its_index_claims(copied):
     path, data = copied
     data.write_bytes(data.read_bytes()[:1000])
-    with assert_refused("must not claim more than its data files contain"):
+    with assert_refused("model.ckpt-1234' .*128,784 .* 1,000 "):
         checkpoints.ReleaseCheckpoint(path)
 
 
@@ -757,7 +762,7 @@ def test_damaged_data_of_a_checkpoint_are_refused(copied):
     path, data = copied
     data.write_bytes(bytes(byte ^ 1 for byte in data.read_bytes()))
     checkpoint = checkpoints.ReleaseCheckpoint(path)
-    with assert_refused("files of a checkpoint must be complete. Received: sparse"):
+    with assert_refused("Received: sparse_transformer/.*model.ckpt-1234'"):
         checkpoint.value(next(iter(checkpoint.shapes)))
 
 
@@ -765,7 +770,7 @@ def test_damaged_data_of_a_checkpoint_are_refused(copied):
     "message, name, shape",
     [
         ("max_layers.*1,000,000,000 decoder_layers", "decoder_layer_999999999/x", (1,)),
-        ("axes of up to 1,000,000,000", "decoder_layer_0/projection", (1, 10**9, 0)),
+        ("/model.ckpt' .* 1,000,000,000 ", "decoder_layer_0/projection", (1, 10**9, 0)),
     ],
 )
 def test_names_and_shapes_of_checkpoints(message, name, shape, tmp_path):
@@ -795,5 +800,5 @@ def test_settings_of_a_checkpoint_are_bounded(changes):
 def test_settings_of_a_checkpoint_make_no_larger_model(monkeypatch):
     large = models.preset_hyperparameters("pg19_rt_base")
     monkeypatch.setattr(checkpoints, "hyperparameters_of", lambda *_: large)
-    with assert_refused("more values than its file"):
+    with assert_refused("/model.ckpt-1234', .* 128,784 "):
         from_release(RELEASE, hparams=HPARAMS)

@@ -164,7 +164,7 @@ def table(runs, options):
             share = f"{np.mean(found):.2f} ({sum(found)} of {len(found)})"
             cells.append(share if found else "-")
         rows.append(cells)
-    title = f"{options.length:,} tokens, {options.keys} keys"
+    title = f"right answers, {options.length:,} tokens, {options.keys} keys"
     return record.table([title, *TASKS], rows)
 
 

@@ -13,6 +13,7 @@ from benchmarks import contenders
 from benchmarks import worker
 from tests import command_line
 
+pytestmark = pytest.mark.slow
 LIBRARY = keras.backend.backend()
 options = functools.partial(command_line.parse, attention)
 

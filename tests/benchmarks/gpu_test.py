@@ -11,6 +11,7 @@ from benchmarks import gpu
 from benchmarks import train_step
 from tests import command_line
 
+pytestmark = pytest.mark.slow
 # Modules of contests -> what returns the cases of a length and of what is timed.
 CASES = {
     "benchmarks.attention": (contenders.attention, attention.PASSES[0]),

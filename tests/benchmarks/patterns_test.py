@@ -13,6 +13,8 @@ from benchmarks import patterns
 from benchmarks import processes
 from tests import command_line
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("row", pattern_heads.ROWS)
 def test_rows_have_heads(row):

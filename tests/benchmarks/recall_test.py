@@ -12,6 +12,7 @@ from benchmarks.tasks.task import Examples
 from tests import command_line
 from tools import recall_errors
 
+pytestmark = pytest.mark.slow
 SIZES = {"length": 32, "pairs": 4, "vocabulary": 64}
 parse = functools.partial(command_line.parse, recall)
 
@@ -314,8 +315,8 @@ def test_heads_of_a_pattern(pattern):
     if pattern == "local":
         assert config["block_shape"] == (5,) and config["flange_blocks"] == 1
     if pattern in recall.CLUSTERED:
-        # Half of the window of multipole heads is near.
-        window = config["attention_window"] + config.get("num_recent", 0)
+        # Some of the window of multipole heads is near.
+        window = config["attention_window"] + config.get("block_length", 0)
         assert window == 10 and not config["share_query_key"]
         assert 12 in (config.get("num_clusters"), config.get("num_buckets"))
     assert config.get("num_rounds") == (2 if pattern == "hashed" else None)

@@ -21,6 +21,7 @@ from benchmarks.tasks.task import Task
 from benchmarks.tasks.task import published
 from tests import command_line
 
+pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SMALL = "hidden_dim=8,key_dim=8,attention_window=8,local_block_length=4,num_clusters=2"
 parse = functools.partial(command_line.parse, runner)

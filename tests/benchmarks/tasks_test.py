@@ -19,6 +19,8 @@ from benchmarks.tasks.task import SCORES
 from benchmarks.tasks.task import Examples
 from benchmarks.tasks.task import draw_distinct
 
+pytestmark = pytest.mark.slow
+
 
 def make(function, *arguments, **settings):
     return function(np.random.default_rng(0), *arguments, **settings)

@@ -140,7 +140,7 @@ MORE = {
     "CompressedHeads": {"compression": ("sum", None, 1)},
     "CompressiveAttention": {
         **{"segment_length": (None,), "same_length": (True,)},
-        "compression": ("mean", None),
+        **{"compression": ("mean", None), "memory_length": (6,)},
     },
     "FeedForward": {"activation": ("swish", None)},
     "FixedHeads": {"num_summary_columns": (1000,)},
@@ -160,16 +160,21 @@ MORE = {
         **{"query_cluster": ("key",), "max_relative_position": (4,)},
         **dict.fromkeys(("summaries", "keeps_all", "sink_logits"), FLAGS),
     },
+    "NativeSparseHeads": {
+        **{"compression_length": (24, 128), "block_length": (72,), "num_blocks": (2,)},
+    },
     "NystromHeads": {"convolution_size": (2,)},
     "PerceiverBackbone": {"heads": ([3], FULL)},
-    "ProductKeyMemory": {"key_dim": (7,), "num_keys": (None,), "top_k": SIZES},
+    "ProductKeyMemory": {"key_dim": (7,), "num_keys": (None,), "top_k": (*SIZES, 200)},
     "ReformerHeads": {"normalization": ("batch", None, 1), "num_buckets": (1,)},
     "RoutingAttention": {
         **{"num_local_heads": (5,), "remat": ("logits",)},
         "projection_config": ("biases",),
     },
     "SinkhornHeads": {"temperature": POSITIVE},
-    "SparseFeedForward": {"temperature": NUMBERS},
+    "SparseFeedForward": {
+        **{"block_size": (5,), "hard_probability": (1.5,), "temperature": NUMBERS},
+    },
     "SparseProjectionAttention": {
         **{"module_kernel_size": (4,), "value_dim": (5,), "num_key_value_heads": (1,)},
     },

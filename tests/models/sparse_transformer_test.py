@@ -249,9 +249,6 @@ def test_drops_inputs():
         ),
         ("`coordinate_embeddings`.*num_encoder_layers=2", {"num_encoder_layers": 2}),
         ("position_embeddings=False", {"position_embeddings": False}),
-        ("`factorized_pattern`.*='all'", {"factorized_pattern": "all"}),
-        ("`factorized_arrangement`.*='x'", {"factorized_arrangement": "x"}),
-        ("`initializer`.*initializer='normal'", {"initializer": "normal"}),
     ],
 )
 def test_refused(message, changes):

@@ -201,7 +201,6 @@ def continued(length, **state):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: built(memory_length=6), "`memory_length`.*memory_length=6"),
         (lambda: built(compression_rate=3), "`segment_length`.*`compression_rate`.*=3"),
         (lambda: built().make_state(1, 6), "`memory_length`.*memory_length=6"),
         (lambda: built().make_state(1, 4, 0), "`compressed_length`.*=0"),

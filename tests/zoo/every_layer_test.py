@@ -353,8 +353,6 @@ X, SHAPE = np.ones((2, 3, DIM), "float32"), (None, None, DIM)
         (lambda: zoo.FunnelBackbone(DIM, 2, (1, 0)), "`block_sizes`.*block_sizes=0"),
         (lambda: zoo.FunnelBackbone(DIM, 3), "Received: 3 .* 8"),
         (lambda: funnel()(X[..., 1:]), r"`hidden_dim`.*shape=\(2, 3, 7\)"),
-        (lambda: zoo.SparseFeedForward(12, 5), "`block_size`.*block_size=5"),
-        (lambda: sparse(hard_probability=1.5), r"`hard_probability`.*=1\.5"),
         (
             lambda: built("causal")(X[None]),
             r"`PerceiverBackbone`.*shape=\(1, 2, 3, 8\)",
@@ -376,7 +374,6 @@ X, SHAPE = np.ones((2, 3, DIM), "float32"), (None, None, DIM)
         (lambda: leaking().make_cache(2), "places='by_choice'.*`places=\"by_token\"`"),
         (lambda: leaking()(X, cache=np.zeros((2, 3), "int32")), "places='by_choice'"),
         (lambda: experts(capacity=8)(X[None]), r"Received: shape=\(1, 2, 3, 8\)"),
-        (lambda: zoo.ProductKeyMemory(top_k=200), "`top_k`.*`num_keys`.*num_keys=128"),
         (lambda: memory()(X[0]), r"Received: shape=\(3, 8\)"),
         (lambda: learner()(X[None]), r"`TokenLearner`.*shape=\(1, 2, 3, 8\)"),
         (

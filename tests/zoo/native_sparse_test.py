@@ -179,14 +179,6 @@ def test_equals_the_code_of_others():
 
 
 def test_refused():
-    with pytest.raises(ValueError, match="`compression_stride`.*compression_length=3"):
-        built_group(compression_length=3)
-    with pytest.raises(ValueError, match="`compression_stride`.*block_length=5"):
-        built_group(block_length=5)
-    with pytest.raises(ValueError, match="`block_length`.*compression_length=8"):
-        built_group(compression_length=8)
-    with pytest.raises(ValueError, match="`num_blocks`.*=2, num_initial_blocks=1"):
-        built_group(num_blocks=2)
     group, arrays = built_group(), tokens()
     for options, message in (
         ({}, "`use_causal_mask`.*use_causal_mask=False"),

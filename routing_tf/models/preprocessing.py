@@ -10,6 +10,11 @@ from routing_tf.models.presets import preset_hyperparameters
 from routing_tf.models.steps import longest_input
 from routing_tf.tokenizers import ByteTokenizer
 
+OF_TEXT = ("segment_ids",)
+# In the order of attention to another sequence: of query, of value.
+OF_PAIR = ("decoder_segment_ids", "encoder_segment_ids")
+SEGMENT_NAMES = OF_TEXT + OF_PAIR
+
 
 def known_ids(ids, vocabulary_size, where, mask=None):
     """Returns ids as a NumPy array `<int32>`; refuses those that a model does not have.
@@ -41,12 +46,6 @@ def known_ids(ids, vocabulary_size, where, mask=None):
             )
     kept[mask] = real
     return kept
-
-
-OF_TEXT = ("segment_ids",)
-# In the order of attention to another sequence: of query, of value.
-OF_PAIR = ("decoder_segment_ids", "encoder_segment_ids")
-SEGMENT_NAMES = OF_TEXT + OF_PAIR
 
 
 def without_segment_ids(inputs, names=OF_TEXT):

@@ -25,6 +25,8 @@ __all__ = ["CompressedHeads", "LongShortHeads"]
 COMPRESSIONS = ("convolution", "mean", "max")
 MANY_TOKENS = "a compressed key stands for several tokens"
 
+NO_PLACE = "landmarks are mixtures of tokens, which have no next token"
+
 
 @keras.saving.register_keras_serializable("routing_tf")
 class CompressedHeads(SummaryHeads):
@@ -219,9 +221,6 @@ def _compressed(sizes):
     # As many blocks as the other half of the window has tokens.
     ratio = -(-sizes.max_length // window)
     return {"ratio": ratio, "attention_window": window}
-
-
-NO_PLACE = "landmarks are mixtures of tokens, which have no next token"
 
 
 @keras.saving.register_keras_serializable("routing_tf")

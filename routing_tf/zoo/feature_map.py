@@ -40,6 +40,12 @@ NOTHING = -1e30
 # One matrix product adds up this many sums; further products add up groups of them.
 GROUP_SIZE = 16
 
+FEATURE_MAPS = ("elu", "positive", "fourier")
+# The exact kernel of unit vectors is at least this for `sigma` 1; smaller or negative
+# sums of random features are errors.
+LEAST_FOURIER_SUM = float(np.exp(-2.0))
+LEAST_SUM = 1e-30
+
 
 def sums_of_keys(key, value, scale=None):
     """Returns sums over keys `<float32>[B, H, F, E]`, and their scale or None.
@@ -160,13 +166,6 @@ def _before_in_group(sums, largest):
     largest = tensors.largest(pairs, axis=-1)
     pairs = ops.where(is_before, pairs - largest[..., None], NOTHING)
     return product(ops.exp(pairs), sums), largest
-
-
-FEATURE_MAPS = ("elu", "positive", "fourier")
-# The exact kernel of unit vectors is at least this for `sigma` 1; smaller or negative
-# sums of random features are errors.
-LEAST_FOURIER_SUM = float(np.exp(-2.0))
-LEAST_SUM = 1e-30
 
 
 @keras.saving.register_keras_serializable("routing_tf")

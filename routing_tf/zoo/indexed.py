@@ -38,6 +38,15 @@ from routing_tf.zoo.parts.pattern import Pattern
 
 __all__ = ["IndexedHeads"]
 
+# What the kernels of an indexer make of a token.
+NAMES = ("query", "key", "head")
+ONE_SEQUENCE = "the indexer makes its keys from the tokens of the queries"
+# In sequences so many times as long as what a query reads, copies are about as fast as
+# masked pairs.
+COPIES_PAY = 32
+# Numbers of a block of queries that are in memory at once where gradients need none.
+MOST_NUMBERS = 1 << 26
+
 
 class Index(typing.NamedTuple):
     """What the indexer makes of a sequence. J is its number of heads, E their size.
@@ -78,16 +87,6 @@ def in_blocks(function, length, size, axis):
         lambda start: function(ops.minimum(start + numbers(size), length - 1)), starts
     )
     return put_back_blocks(ops.moveaxis(found, 0, axis), length, axis=axis)
-
-
-# What the kernels of an indexer make of a token.
-NAMES = ("query", "key", "head")
-ONE_SEQUENCE = "the indexer makes its keys from the tokens of the queries"
-# In sequences so many times as long as what a query reads, copies are about as fast as
-# masked pairs.
-COPIES_PAY = 32
-# Numbers of a block of queries that are in memory at once where gradients need none.
-MOST_NUMBERS = 1 << 26
 
 
 @keras.saving.register_keras_serializable("routing_tf")

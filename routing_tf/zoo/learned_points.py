@@ -28,6 +28,8 @@ __all__ = ["InducedHeads", "LunaHeads"]
 
 ALL_TOKENS = "inducing points have read all tokens of the sequence"
 
+PACKED = "tokens are read through packed ones, without a place"
+
 
 @keras.saving.register_keras_serializable("routing_tf")
 class InducedHeads(HeadGroup):
@@ -185,9 +187,6 @@ class InducedHeads(HeadGroup):
 
 def _induced(sizes):
     return {"num_points": sizes.attention_window}
-
-
-PACKED = "tokens are read through packed ones, without a place"
 
 
 @keras.saving.register_keras_serializable("routing_tf")

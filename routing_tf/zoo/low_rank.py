@@ -29,6 +29,9 @@ __all__ = ["LinformerHeads", "NystromHeads"]
 SHARING = (None, "heads", "all")
 NO_PLACES = "the keys of these heads are mixtures of all tokens, without a place"
 
+LANDMARKS = "landmarks are means over tokens of the whole sequence"
+HIDDEN = -1e30
+
 
 @keras.saving.register_keras_serializable("routing_tf")
 class LinformerHeads(HeadGroup):
@@ -166,10 +169,6 @@ class LinformerHeads(HeadGroup):
 
 def _linformer(sizes):
     return {"max_length": sizes.max_length, "num_projected": sizes.attention_window}
-
-
-LANDMARKS = "landmarks are means over tokens of the whole sequence"
-HIDDEN = -1e30
 
 
 @keras.saving.register_keras_serializable("routing_tf")

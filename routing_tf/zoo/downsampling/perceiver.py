@@ -25,6 +25,9 @@ from routing_tf.zoo.parts.blocks import transformer_block
 
 __all__ = ["PerceiverBackbone"]
 
+NORM_EPSILON = 1e-6
+LATENT_STDDEV = 0.02
+
 
 def first_latent(perceiver, inputs, cache):
     """Checks the inputs after a cache; returns the place of the first latent."""
@@ -56,10 +59,6 @@ def first_latent(perceiver, inputs, cache):
     if is_known:
         next_token.check(cache.cache["next"], index)
     return first
-
-
-NORM_EPSILON = 1e-6
-LATENT_STDDEV = 0.02
 
 
 class _LastQueries(layers.FullHeads):

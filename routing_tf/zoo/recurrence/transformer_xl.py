@@ -35,6 +35,8 @@ __all__ = ["TransformerXLAttention", "TransformerXLBackbone"]
 
 STATE = ("memory", "memory_mask")
 
+EMBEDDINGS_STDDEV = 0.02
+
 
 @keras.saving.register_keras_serializable("routing_tf")
 class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
@@ -261,9 +263,6 @@ class TransformerXLAttention(ConfiguredLayer, TakesState, OwnLosses):
 
     def compute_output_shape(self, inputs_shape):
         return inputs_shape
-
-
-EMBEDDINGS_STDDEV = 0.02
 
 
 @keras.saving.register_keras_serializable("routing_tf")

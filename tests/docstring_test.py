@@ -45,13 +45,15 @@ def texts():
 def marks(path, code):
     """What of all the examples runs when.
 
-    Those of the README and the short ones run always. Those that train, generate or
-    export take long on JAX, where further ones of layers and models are enough.
+    Those of the README and the short ones of docstrings run always. Those that train,
+    generate or export take long on JAX, where further ones of layers and models are
+    enough.
     """
     if path.name == "README.md":
         return [pytest.mark.slow] if ON_JAX else []
     if not ON_JAX:
-        return [pytest.mark.thorough] if LONG.search(code) else []
+        is_further = path.suffix == ".md" or LONG.search(code)
+        return [pytest.mark.thorough] if is_further else []
     of_interest = {"layers", "models", "zoo"} & set(path.relative_to(ROOT).parts)
     is_short = of_interest and not LONG.search(code)
     return [pytest.mark.thorough if is_short else pytest.mark.slow]

@@ -188,15 +188,16 @@ class Zeros(problems.Problem):
 '''
 
 
-def test_modules_of_the_user_register_names(tmp_path, monkeypatch):
+def test_modules_of_the_user_register_names(tmp_path, monkeypatch, works, refused):
     (tmp_path / "my_own.py").write_text(OWN_PROBLEM)
-    flags = ["--model_dir=x", "--import=my_own", "--problem=list"]
-    done = python("-m", "routing_tf.train", *flags, folder=tmp_path)
-    assert "zeros: Nothing but zeros." in done.stdout.splitlines()
+    monkeypatch.syspath_prepend(tmp_path)
+    known = problems.registry._PROBLEMS
+    monkeypatch.setattr(problems.registry, "_PROBLEMS", dict(known))
+    listed = works(train, "--model_dir=x", "--import=my_own", "--problem=list")
+    assert "zeros: Nothing but zeros." in listed.splitlines()
     (tmp_path / "broken.py").write_text("int('one')")
-    flags = ["--model_dir=x", "--import=broken"]
-    done = python("-m", "routing_tf.train", *flags, folder=tmp_path)
-    assert "--import=broken, which raised ValueError: invalid" in done.stderr
+    said = refused(train, "--model_dir=x", "--import=broken")
+    assert "--import=broken, which raised ValueError: invalid" in said
     # Their names are left to the run, and nothing else.
     monkeypatch.delitem(sys.modules, "routing_tf.models", raising=False)
     names = ["--model_dir=x", "--hparams=routing=own,feed_forward=own"]

@@ -13,6 +13,7 @@ from benchmarks import contenders
 from benchmarks import contest
 from benchmarks import decode
 from benchmarks import decode_cost
+from benchmarks import encoder
 from benchmarks import patterns
 from benchmarks import report
 from benchmarks import scaling
@@ -310,6 +311,12 @@ def data(found):
     return table(["data", "window", "million tokens/s"], run["rows"]) if run else []
 
 
+def classifier(found):
+    """Returns the table of `benchmarks.encoder`."""
+    run = found.get("encoder")
+    return encoder.table(run["lengths"]) if run else []
+
+
 def all_patterns(found):
     """Returns the table of `benchmarks.patterns`, which has a file of its own."""
     if not any(run["settings"]["what"] == "patterns" for run in found.results.runs):
@@ -438,6 +445,7 @@ _BLOCKS = {
     "targets": ("benchmarks/README.md", targets),
     "caches": ("docs/decoding_and_serving.md", caches),
     "data": ("docs/data.md", data),
+    "encoder": ("docs/recipes.md", classifier),
 }
 PAGES = {name: page for name, (page, _) in _BLOCKS.items()}
 

@@ -204,6 +204,7 @@ def parts():
             for n in (1024, 8192, 65536)
         ],
         "models": [Call({"what": "models"}, models)],
+        "encoder": [Call({"what": "encoder"}, encoder)],
         "data": [Call({"what": "data"}, data)],
         "patterns": [
             Call(found_by(row, n), pattern_cost(row, n))
@@ -260,6 +261,11 @@ def data():
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     lines = [line for line in printed.splitlines() if line.startswith("| ")]
     return {"rows": [line.strip("| ").split(" | ") for line in lines[2:]]}
+
+
+def encoder():
+    """Returns what `benchmarks.encoder` measures, by length."""
+    return {"lengths": written("encoder")}
 
 
 def pattern_cost(row, length):

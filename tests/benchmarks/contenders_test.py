@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import attention
 from benchmarks import contenders
+from benchmarks import encoder
 from benchmarks import worker
 from tests import command_line
 
@@ -67,3 +68,9 @@ def test_contenders_do_not_find_libraries_of_others(monkeypatch):
     assert jax is sys.modules["jax"]
     with pytest.raises(ImportError):
         import matplotlib  # noqa: F401
+
+
+def test_classifiers_take_turns():
+    options = command_line.parse(encoder, "--steps=1", "--batch_size=1")
+    found = encoder.measure(8, options)
+    assert list(found) == list(encoder.HEADS) and min(found.values()) > 0

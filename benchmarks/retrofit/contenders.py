@@ -158,7 +158,7 @@ CONTENDERS = {
         )
     ),
     "multipole with whole clusters": Contender(
-        functools.partial(multipole, keeps_all=True)
+        functools.partial(multipole, num_clusters=128, keeps_all=True)
     ),
     "multipole with random centroids": Contender(multipole, "random"),
     "multipole with centroids of the sequence": Contender(multipole, "sequence"),

@@ -93,20 +93,34 @@ def _keys(texts, shape):
     return [keys.kept[slot.index] for slot in slots]
 
 
-def multipole(number, keys, near_share=0.5, **kwargs):
-    """Half of the keys is near, on average, and half is in the best clusters."""
+def multipole(number, keys, near_share=0.5, most_of_one=0.5, **kwargs):
+    """Some of the keys are near, on average, the others in the best clusters.
+
+    Args:
+        number: of heads.
+        keys: how many a query reads.
+        near_share: which share of them is near. Defaults to half.
+        most_of_one: which share of the others may be in one cluster. Defaults to half.
+        **kwargs: other settings of `MultipoleHeads`.
+    """
     near = int((keys - NUM_SINKS) * near_share)
     block = 64 if near >= 96 else 1
+    window = keys - NUM_SINKS - near
     settings = {
         "num_clusters": NUM_CLUSTERS,
         "clusters_per_query": 8,
-        "attention_window": keys - NUM_SINKS - near,
-        "members_per_cluster": (keys - NUM_SINKS - near) // 2,
+        "attention_window": window,
+        "members_per_cluster": int(window * most_of_one),
         "num_recent": near - block // 2,
         "block_length": block,
         "num_sinks": NUM_SINKS,
     }
     return layers.MultipoleHeads(number, **{**settings, **kwargs})
+
+
+def more_clusters(number, keys, **kwargs):
+    """Clusters are half as large, and so is what may be read of one."""
+    return multipole(number, keys, most_of_one=0.25, num_clusters=128, **kwargs)
 
 
 def equal_shares(number, keys):
@@ -144,21 +158,14 @@ CONTENDERS = {
     ),
     "multipole with four clusters and equal shares": Contender(equal_shares),
     "multipole with keep_full=auto": Contender(multipole, keep_full="auto"),
-    "multipole with 128 clusters": Contender(
-        functools.partial(multipole, num_clusters=128, members_per_cluster=32)
-    ),
+    "multipole with 128 clusters": Contender(more_clusters),
     "multipole with 128 clusters and a quarter near": Contender(
         functools.partial(
-            multipole,
-            near_share=0.25,
-            num_recent=48,
-            block_length=32,
-            num_clusters=128,
-            members_per_cluster=48,
+            more_clusters, near_share=0.25, num_recent=48, block_length=32
         )
     ),
     "multipole with whole clusters": Contender(
-        functools.partial(multipole, keeps_all=True)
+        functools.partial(more_clusters, keeps_all=True)
     ),
     "multipole with random centroids": Contender(multipole, "random"),
     "multipole with centroids of the sequence": Contender(multipole, "sequence"),

@@ -22,8 +22,9 @@ from benchmarks import record
 from benchmarks.retrofit import contenders
 from routing_tf.retrofit import generation
 
+FULL, SPARSE = "full attention", "multipole with 128 clusters"
 #: Steps that are timed. The heads flush pairs in one of 64.
-NUM_STEPS = {"full attention": 16, "multipole": 64}
+NUM_STEPS = {FULL: 16, SPARSE: 64}
 VOCABULARY_SIZE = 49152
 
 
@@ -54,7 +55,7 @@ def main(argv):
 
 def settings_of(name, length, options):
     """Returns what identifies a run."""
-    keys = options.keys if name == "multipole" else 0
+    keys = options.keys if name == SPARSE else 0
     return {"heads": name, "what": options.what, "length": length, "keys": keys}
 
 
@@ -70,8 +71,9 @@ def add_missing(runs, name, options):
     if not lengths:
         return
     lm = smollm2.load()
-    if name == "multipole":
-        random = contenders.CONTENDERS["multipole with random centroids"]
+    if name == SPARSE:
+        heads = contenders.CONTENDERS[name].heads
+        random = contenders.Contender(heads, centroids="random")
         random.put_into(lm, options.keys, ids_of(128))
     for length in lengths:
         time_it = prefill if options.what == "prefill" else steps
@@ -102,7 +104,7 @@ def steps(lm, name, length):
     """
     number = NUM_STEPS[name]
     decoder, cache = lm, None
-    if name == "full attention":
+    if name == FULL:
         cache = random_cache(lm, length)
     else:
         decoder = generation.Decoder(lm)

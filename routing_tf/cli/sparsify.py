@@ -54,7 +54,7 @@ FLAGS = {
     "attention_window": flag_kinds.integer(
         256, 1, "Tokens of clusters that a query sees."
     ),
-    "num_clusters": flag_kinds.integer(64, 1, "Clusters of each head of keys."),
+    "num_clusters": flag_kinds.integer(128, 1, "Clusters of each head of keys."),
     "clusters_per_query": flag_kinds.integer(
         None, 1, "Clusters that a query reads; by default 8, or all if they are fewer."
     ),

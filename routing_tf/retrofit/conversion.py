@@ -30,7 +30,7 @@ def sparsify(
     num_recent=256,
     num_sinks=4,
     attention_window=256,
-    num_clusters=64,
+    num_clusters=128,
     clusters_per_query=None,
     keep_full="auto",
     heads=None,
@@ -57,7 +57,7 @@ def sparsify(
         num_sinks: number of first tokens that all queries see. Defaults to 4.
         attention_window: number of members of clusters that a query sees. Defaults to
             256.
-        num_clusters: number of clusters of each key head. Defaults to 64.
+        num_clusters: number of clusters of each key head. Defaults to 128.
         clusters_per_query: number of clusters that a query reads. None (the default)
             for 8, or as many as `num_clusters` and `attention_window` allow.
         keep_full: indices of the layers that stay as they are; `"auto"` (the default)
@@ -70,7 +70,8 @@ def sparsify(
         centroids: `"calibrated"` (the default), or `"sequence"`: each sequence gets
             centroids of its own, or in `generate` each prompt. Only for inference.
         **kwargs: other arguments of `MultipoleHeads`. Their `members_per_cluster` is by
-            default half of `attention_window`, or all of it where one cluster is read.
+            default twice an equal share, half of `attention_window` at most, or all of
+            it where one cluster is read.
 
     Returns:
         A `Report`. Its `model` is `model` itself, changed in place, or a new model with
@@ -202,8 +203,9 @@ def _multipole_heads(slots, **arguments):
         arguments["clusters_per_query"] = number
     if arguments.get("members_per_cluster") is None:
         # Where few clusters hold what matters, an equal share hides most of it.
-        is_one = arguments["clusters_per_query"] == 1
-        arguments["members_per_cluster"] = window if is_one else -(-window // 2)
+        number = arguments["clusters_per_query"]
+        parts = 1 if number == 1 else max(number // 2, 2)
+        arguments["members_per_cluster"] = -(-window // parts)
 
     def heads(index):
         # `far_distance` needs them.

@@ -12,6 +12,7 @@ stopped, and `--print_only` prints what is there.
 import os
 
 import numpy as np
+import tensorflow as tf
 from absl import app
 from absl import flags
 from keras import ops
@@ -100,6 +101,7 @@ def add_missing(runs, name, options):
     tokenizer = lm.preprocessor.tokenizer
     calibration = texts.calibration_of(tokenizer, options.texts)
     contenders.CONTENDERS[name].put_into(lm, options.keys, calibration)
+    model = tf.function(lm)
     wiki = texts.ids_of(tokenizer, texts.SCORED["WikiText"], options.texts, 2**16)
     hay = {
         "repeated sentences": ids_of(tokenizer, SENTENCES * (options.length // 10)),
@@ -110,7 +112,7 @@ def add_missing(runs, name, options):
         row, answer = sample_of(
             tokenizer, hay[settings["task"]], options.length, number
         )
-        is_right = is_answered(lm, row, answer)
+        is_right = is_answered(model, row, answer)
         runs.add(settings, {"is_right": is_right, **machine.describe()})
         print(f"{settings}: {is_right}", flush=True)
 
@@ -146,10 +148,10 @@ def sample_of(tokenizer, hay, length, seed):
     return np.concatenate(parts), len(answer)
 
 
-def is_answered(lm, row, number):
+def is_answered(model, row, number):
     """Whether each of the last `number` ids is the most likely one."""
-    ids = row[None, :-1]
-    logits = lm({"token_ids": ids, "padding_mask": np.ones_like(ids)}, training=False)
+    ids = tf.constant(row[None, :-1])
+    logits = model({"token_ids": ids, "padding_mask": tf.ones_like(ids)})
     found = ops.convert_to_numpy(ops.argmax(logits[0, -number:], axis=-1))
     return bool(np.array_equal(found, row[-number:]))
 

@@ -1,42 +1,32 @@
 """Multipole heads with settings that `routing="multipole"` does not have, by name.
 
-`--import=benchmarks.multipole_rows` registers them for `routing`. A query reads as many
-keys as with token choice in the same window: recent pairs and members of one cluster.
+`--import=benchmarks.multipole_rows` registers them for `routing`.
 """
 
-import functools
+import dataclasses
 
-from routing_tf import layers
 from routing_tf.models import patterns
 from routing_tf.zoo import PATTERNS
-from routing_tf.zoo import Pattern
-
-BLOCK = 16  # pairs that stop being near at once
 
 
-def of_one_cluster(sizes, choice):
-    """Returns the settings of heads in which a query reads one cluster."""
+def by_mass(sizes):
+    """Returns the settings of the package, with clusters chosen by their mass."""
+    return {**PATTERNS["multipole"].settings(sizes), "choice": "mass"}
+
+
+def half_near(sizes):
+    """Returns those of trained models: half of the window near, plain logits."""
+    half = max(1, sizes.attention_window // 2)
     return {
         "num_clusters": sizes.num_clusters,
-        "attention_window": sizes.attention_window - BLOCK,
-        "clusters_per_query": 1,
-        "num_recent": 0,
-        "num_sinks": 0,
-        "block_length": BLOCK,
-        "normalization": "layer",
-        "choice": choice,
+        "attention_window": half,
+        "clusters_per_query": min(4, sizes.num_clusters, half),
+        "num_recent": half,
     }
 
 
-ROWS = {f"multipole_by_{choice}": choice for choice in ("mass", "centroid")}
-for name, choice in ROWS.items():
-    if name not in PATTERNS and patterns.find(name) is None:
-        own = Pattern(
-            layers.MultipoleHeads,
-            functools.partial(of_one_cluster, choice=choice),
-            has_relative_positions=False,
-            is_bounded=True,
-            has_centroids=True,
-            refuses=("entmax_alpha",),
-        )
+ROWS = {"multipole_by_mass": by_mass, "multipole_half_near": half_near}
+for name, settings in ROWS.items():
+    if patterns.find(name) is None:
+        own = dataclasses.replace(PATTERNS["multipole"], settings=settings)
         patterns.register(name, own)

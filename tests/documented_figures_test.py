@@ -207,6 +207,52 @@ def test_recall_of_keys_that_come_again_as_other_tokens():
         assert cells == [recalled_as_others(name, column) for column in (0, 1)], name
 
 
+# Options of recall, with one cluster of 16 and with two of 32.
+MEANS = (
+    "share_query_key=True,normalization=layer,num_sinks=0,num_recent=0,"
+    "block_length=16,attention_window=%s,clusters_per_query=%s,choice=centroid,"
+    "balance_rate=0.01,decay=%s"
+)
+# Pattern and hyperparameters of the main job; clusters and options of recall.
+WITH_MEANS = {
+    ("multipole, chosen by mass", "learned"): ("multipole_by_mass", (), None),
+    ("multipole, chosen by centroid", "learned"): (
+        "multipole",
+        (),
+        (16, MEANS % (17, 1, 0.99)),
+    ),
+    ("the same", "random"): (
+        *("multipole", ("centroid_decay=1.0",), (16, MEANS % (17, 1, 1.0))),
+    ),
+    ("the same, 2 of 32 clusters", "random"): (None, (), (32, MEANS % (16, 2, 1.0))),
+}
+
+
+def test_heads_with_means():
+    first, *rows = rows_below("**Means.**", "docs/induction.md")
+    plain = "token choice, no exploring"
+    cells = [bits("token choice", 1, hparams=each) for each in (None, "qk_norm=true")]
+    assert first == [plain, "learned", *cells, recalled_as_others(plain, 0)]
+    assert [tuple(row[:2]) for row in rows] == list(WITH_MEANS)
+    for (name, _, *cells), found in zip(rows, WITH_MEANS.values()):
+        pattern, hparams, of_recall = found
+        norms = ",".join(hparams) or None, ",".join(("qk_norm=true", *hparams))
+        expected = [shown(values_of(pattern, 1, hparams=x), "-") for x in norms]
+        assert cells == [*expected, recalled_with_means(of_recall)], name
+
+
+def recalled_with_means(settings):
+    """Returns what multipole heads with these clusters and options recall."""
+    if settings is None:
+        return "-"
+    clusters, options = settings
+    (cell,) = recalled(
+        *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
+        *(f"--num_clusters={clusters}", "--patterns=multipole", f"--options={options}"),
+    )["multipole", "full"]
+    return cell
+
+
 def recalled_as_others(name, column):
     """Returns a cell of the table of exploring heads, whose rows have these names."""
     size, clusters = (("128x8", 16), ("256x16", 32))[column]

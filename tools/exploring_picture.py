@@ -16,6 +16,7 @@ from benchmarks import record
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SIZE = {"synonyms": 4, "length": 128, "pairs": 8, "window": 32, "steps": 1600}
+BALANCE = 0.01
 
 
 def main():
@@ -31,7 +32,9 @@ def lines(path):
     found = {}
     for run in record.Record(path).runs:
         settings = run["settings"]
-        if "diagnosis" in run and all(settings.get(k) == v for k, v in SIZE.items()):
+        is_one = all(settings.get(k) == v for k, v in SIZE.items())
+        balance = settings["options"].get("balance_rate", BALANCE)
+        if "diagnosis" in run and is_one and balance == BALANCE:
             found.setdefault(name_of(settings), []).append(run)
     return found
 
@@ -39,6 +42,9 @@ def lines(path):
 def name_of(settings):
     """Returns what a line shows."""
     parts = [settings["pattern"]]
+    if settings["pattern"] == "multipole":
+        is_fixed = settings["options"].get("decay") == 1
+        parts.append(f"{'random' if is_fixed else 'learned'} centroids")
     if number := settings.get("exploring_queries", 0):
         parts.append(f"{number} exploring queries")
     if (number := settings["options"].get("clusters_per_query", 1)) > 1:
@@ -48,7 +54,7 @@ def name_of(settings):
 
 def draw(runs_of_lines):
     """Draws lines: dict from names to lists of runs, the mean of which is shown."""
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 5), layout="constrained")
     axes = figure.subplots()
     for name, runs in sorted(runs_of_lines.items()):
         shares = [
@@ -64,7 +70,7 @@ def draw(runs_of_lines):
         ylim=(-0.02, 1.02),
     )
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside lower center", ncols=2, fontsize="small")
     return figure
 
 

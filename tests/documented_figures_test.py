@@ -177,7 +177,7 @@ def test_losses_of_a_trained_model(length, arguments):
 @pytest.mark.parametrize(
     "head,command,arguments",
     [
-        ("one step", retrofit_speed, ()),
+        ("one step", retrofit_speed, ("--lengths=2048,8192,32768",)),
         ("all tokens at once", retrofit_speed, ("--what=prefill", "--lengths=8192")),
         ("right answers", needles, ()),
     ],

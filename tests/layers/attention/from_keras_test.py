@@ -80,7 +80,7 @@ def test_another_sequence_is_exact():
     "layer, heads, message",
     [
         (lambda: keras.layers.Dense(2), {}, "MultiHeadAttention"),
-        (KINDS["multi_head"], {}, "`layer`.*'multi_head_attention'"),
+        (KINDS["multi_head"], {}, "`layer`.*'multi_head_attention"),
         (made, {"num_heads": 3}, "`head_groups`.* 3 .* 4 "),
         (lambda: made(sliding_window=4), {}, "radius=3"),
         (lambda: made(output_shape=(2, 3)), {}, r"`layer`.*attention_axes=\(1,\)"),

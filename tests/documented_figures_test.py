@@ -163,7 +163,10 @@ def test_feed_forward_layers():
         ("2,048 tokens, 260 keys", ()),
         ("2,048 tokens, 132 keys", ("--keys=132",)),
         ("4,096 tokens, 260 keys", ("--lengths=4096",)),
-        ("8,192 tokens, 260 keys", ("--lengths=8192", "--num_windows=1")),
+        (
+            "8,192 tokens, 260 keys",
+            ("--lengths=8192", "--num_windows=1", "--scored=WikiText"),
+        ),
     ],
 )
 def test_losses_of_a_trained_model(length, arguments):

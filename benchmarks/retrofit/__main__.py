@@ -160,13 +160,14 @@ def nats_of(runs, num_windows, name, where):
 
 def draw(runs, options):
     """Draws losses at the first length against keys; returns a matplotlib figure."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
     all_axes = figure.subplots(1, len(options.scored), sharey=True)
     length = int(options.lengths[0])
     for axes, text in zip(all_axes, options.scored, strict=True):
-        for name in options.contenders:
+        for place, name in enumerate(options.contenders):
             found = {
                 int(keys): losses_of(
                     runs,
@@ -178,12 +179,14 @@ def draw(runs, options):
             }
             points = {x: statistics.mean(y) for x, y in found.items() if y}
             if name != FULL and points:
-                axes.plot(*zip(*points.items(), strict=True), "o-", label=name)
+                points = zip(*points.items(), strict=True)
+                axes.plot(*points, "o-", color=colormaps["tab20"](place), label=name)
         axes.set(title=f"{text}, {length} tokens", xlabel="keys that a query reads")
         axes.set_yscale("log")
         axes.grid(alpha=0.3)
     all_axes[0].set_ylabel("nats per token beyond full attention")
-    all_axes[0].legend(fontsize=7)
+    lines = all_axes[0].get_legend_handles_labels()
+    figure.legend(*lines, fontsize=7, loc="outside right upper")
     return figure
 
 

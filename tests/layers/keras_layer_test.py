@@ -198,7 +198,7 @@ def test_refuses_a_query_of_another_depth():
     attention = layers.RoutingAttention(**ROUTING)
     attention.build(SHAPE)
     with pytest.raises(
-        ValueError, match=r"'routing_attention'.* -1 .* 8, .*\(2, 6, 5\)"
+        ValueError, match=r"'routing_attention.* -1 .* 8, .*\(2, 6, 5\)"
     ):
         attention(np.ones((2, 6, 5), "float32"))
 

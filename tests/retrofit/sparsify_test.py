@@ -161,7 +161,7 @@ REFUSALS = {
     "no_attention": (
         lambda: keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]),
         {},
-        "`model`.*Received: .*'sequential'",
+        "`model`.*Received: .*'sequential",
     ),
     "second_call": (changed_already, {}, r"`model`.*'self_attention'"),
     "short": (

@@ -112,7 +112,7 @@ def test_files_hold_the_sums(tmp_path):
 
 def test_errors():
     layer = layers.RoutingAttention(2, 4, 3, 4)
-    with pytest.raises(ValueError, match="LoRA.*'routing_attention'"):
+    with pytest.raises(ValueError, match="LoRA.*'routing_attention"):
         layer.enable_lora(RANK)
     layer.build((2, 16, DIM))
     for rank in (0, 1.5):
@@ -128,5 +128,5 @@ def test_errors():
         layer.enable_lora(RANK, b_initializer="ones_and_twos")
     assert len(layer.trainable_weights) > 2
     layer.enable_lora(RANK)
-    with pytest.raises(ValueError, match="LoRA.*'routing_attention'"):
+    with pytest.raises(ValueError, match="LoRA.*'routing_attention"):
         layer.enable_lora(RANK)

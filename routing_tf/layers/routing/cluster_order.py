@@ -91,7 +91,7 @@ class ClusterOrder:
         Its tokens then share a slot, and their results must have no influence. How many
         chunks there are is then not known before they are computed.
         """
-        number = ops.max(self.first_chunk[..., -1]) + 1
+        number = ops.max(self.first_chunk[..., -1], initial=0) + 1
         self.num_chunks = number = ops.minimum(number, self.num_chunks)
         self.cluster_of_chunk = self.cluster_of_chunk[:, :, :number]
         self.rank_of_chunk = self.rank_of_chunk[:, :, :number]

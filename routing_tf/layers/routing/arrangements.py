@@ -8,12 +8,13 @@ from keras import ops
 
 from routing_tf.layers.routing.cluster_order import ClusterOrder
 from routing_tf.layers.routing.cluster_order import chunk_size_for
-from routing_tf.layers.routing.cluster_order import lengths_may_vary
 from routing_tf.layers.softmax.scaled_dot_product import joined_parts
+from routing_tf.layers.support import backends
 from routing_tf.layers.support import tensors
 from routing_tf.layers.support.masks import combine_masks
 from routing_tf.layers.support.masks import segment_mask
 from routing_tf.layers.support.tensors import entries_at
+from routing_tf.layers.support.tensors import is_known
 from routing_tf.layers.support.tensors import length_of
 from routing_tf.layers.support.tensors import numbers
 
@@ -122,7 +123,8 @@ class ClusterReads:
             last = ops.where(asks, last, num_chunks)
             num_chunks += 1
         self.order = ClusterOrder(last, num_chunks, max(size, MIN_READS_OF_CHUNK))
-        if leaves_out and lengths_may_vary():
+        # Functions traced for batches of any size are often exported, too.
+        if leaves_out and is_known(*last.shape) and backends.may_follow_data():
             self.order.leave_out_last()
         last = ops.minimum(self.order.cluster_of_chunk, self.keys.num_chunks - 1)
         self.last = last

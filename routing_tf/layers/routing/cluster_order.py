@@ -173,11 +173,6 @@ def windows_are_gathered():
     return keras.backend.backend() == "tensorflow" and not is_compiled_by_xla()
 
 
-def lengths_may_vary():
-    """Returns whether the number of chunks may depend on what they hold."""
-    return windows_are_gathered()
-
-
 def gathered_windows(x, before):
     """Does what `memory_windows` does, with any chunk in the place of none.
 

@@ -49,10 +49,7 @@ class RoutingTransformerCausalLMPreprocessor(keras_hub.models.CausalLMPreprocess
         preprocessing.check_tokenizer(tokenizer)
         super().__init__(tokenizer, **kwargs)
         self.build(None)
-        # Keras traces a model again in every step as long as one of its layers is not
-        # built.
-        for layer in layers_inside(self):
-            layer.built = True
+        _mark_as_built(self)
 
     def generate_preprocess(self, x, sequence_length=None):
         """Turns prompts into inputs as keras_hub does; refuses long ones."""
@@ -233,10 +230,7 @@ class RoutingTransformerSeq2SeqLMPreprocessor(keras_hub.models.Seq2SeqLMPreproce
         preprocessing.check_tokenizer(tokenizer)
         super().__init__(tokenizer, **kwargs)
         self.build(None)
-        # Keras traces a model again in every step as long as one of its layers is not
-        # built.
-        for layer in layers_inside(self):
-            layer.built = True
+        _mark_as_built(self)
 
     def build(self, input_shape):
         super().build(input_shape)
@@ -354,3 +348,9 @@ class RoutingTransformerSeq2SeqLM(TextLanguageModel, keras_hub.models.Seq2SeqLM)
         """Continues one batch of prompts, after one run of the encoder."""
         memory = self.backbone.encode(inputs)
         return self.continue_prompts(inputs, stop_token_ids, "decoder_", memory)
+
+
+def _mark_as_built(preprocessor):
+    """Marks all layers as built: else Keras traces a model again in every step."""
+    for layer in layers_inside(preprocessor):
+        layer.built = True

@@ -158,6 +158,7 @@ def test_copies_equal_what_they_are_copies_of():
 
 def test_keras_without_a_backend(options, monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", None)
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
     with pytest.raises(SystemExit, match="KERAS_BACKEND=None"):
         commands.command(lambda _: None, options, [""])
 

@@ -112,7 +112,7 @@ def layer_bytes(model, heads, tokens):
     if heads is None:
         numbers = 5 * tokens**2 // 8
     elif heads.recent:
-        numbers = tokens * (5400 + 112 * model.head_dim)
+        numbers = tokens * (7300 + 113 * model.head_dim)
     else:
         chunk = -(-heads.window // 4)
         read = (tokens + heads.clusters * chunk) * (heads.window + chunk)

@@ -208,17 +208,28 @@ def pays(found):
 
 def _pays(found, name, full):
     """The least length in words; full attention that cannot run is slower."""
+    ratios = _ratios(found, name, full)
+    least = pays_from(ratios)
+    if least is None:
+        return f"not up to {max(ratios):,}" if ratios else ""
+    most, ratio = _longest_measured(ratios)
+    return f"{least:,} ({ratio:.1f} times at {most:,})"
+
+
+def _longest_measured(ratios):
+    """Returns the longest length at which both could run, and its ratio."""
+    most = max(n for n in ratios if ratios[n] != float("inf"))
+    return most, ratios[most]
+
+
+def _ratios(found, name, full):
+    """Returns how many times as fast as full attention heads are, by length."""
     ratios = {}
     for length in LENGTHS:
         row, other = found.layer(name, length), found.layer(full, length)
         if row and other and row.seconds:
             ratios[length] = times_as_fast(row, other) or float("inf")
-    least = pays_from(ratios)
-    if least is None:
-        return f"not up to {max(ratios):,}" if ratios else ""
-    measured = [n for n in ratios if ratios[n] != float("inf")]
-    most = max(measured)
-    return f"{least:,} ({ratios[most]:.1f} times at {most:,})"
+    return ratios
 
 
 def _decoding_pays(found, name):
@@ -398,10 +409,12 @@ def readme(found):
     ]
     if len(ways) == 2:
         text += f" {ways[0]}, {ways[1]}."
-    least = _pays(found, OURS[0], contenders.TORCH_FULL)
-    if least:
+    ratios = _ratios(found, OURS[0], contenders.TORCH_FULL)
+    if least := pays_from(ratios):
+        most, ratio = _longest_measured(ratios)
         text += (
-            f" Routing is faster than PyTorch's full attention from {least} tokens on."
+            f" Routing is faster than PyTorch's full attention from {least:,} tokens "
+            f"on, {ratio:.1f} times at {most:,}."
         )
     text += _decoding_words(found)
     return textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)

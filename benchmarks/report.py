@@ -120,14 +120,14 @@ def plot_lines(path, rows, panels, title):
 
 
 def curves(rows, value):
-    """Returns the points `(length, value)` by pairs of contender and dtype."""
+    """Returns the points `(length, value)` by pairs of contender and dtype, sorted."""
     found = {}
     for row in rows:
         number = None if row.seconds is None else value(row)
         if number is not None:
             key = row.contender, row.dtype
             found.setdefault(key, []).append((row.length, number))
-    return found
+    return {key: sorted(points) for key, points in found.items()}
 
 
 def plot_bars(path, rows, panels, title):

@@ -19,6 +19,7 @@ from benchmarks import patterns
 from benchmarks import recall
 from benchmarks import record
 from benchmarks.retrofit import __main__ as retrofit
+from benchmarks.retrofit import continuation
 from benchmarks.retrofit import needles
 from benchmarks.retrofit import speed as retrofit_speed
 from routing_tf import __version__
@@ -165,7 +166,7 @@ def test_feed_forward_layers():
         ("4,096 tokens, 260 keys", ("--lengths=4096",)),
         (
             "8,192 tokens, 260 keys",
-            ("--lengths=8192", "--num_windows=1", "--scored=WikiText"),
+            ("--lengths=8192", "--num_windows=1"),
         ),
     ],
 )
@@ -183,6 +184,19 @@ def test_losses_of_a_trained_model(length, arguments):
         ("one step", retrofit_speed, ("--lengths=2048,8192,32768",)),
         ("all tokens at once", retrofit_speed, ("--what=prefill", "--lengths=8192")),
         ("right answers", needles, ()),
+        ("nats per token, the last 256 ", continuation, ()),
+        (
+            "nats per token, the last 4,096 ",
+            continuation,
+            (
+                "--length=16384",
+                "--continuation=4096",
+                "--num_windows=1",
+                "--read=8192,16384",
+                "--contenders=multipole with 128 clusters,"
+                "multipole with far_distance=4096",
+            ),
+        ),
     ],
 )
 def test_times_and_answers_of_a_trained_model(head, command, arguments):
@@ -218,6 +232,9 @@ MEANS = (
 )
 # Pattern and hyperparameters of the main job; clusters and options of recall.
 WITH_MEANS = {
+    ("token choice, no exploring", "random"): (
+        *("token choice", ("centroid_decay=1.0",), None),
+    ),
     ("multipole, chosen by mass", "learned"): ("multipole_by_mass", (), None),
     ("multipole, chosen by centroid", "learned"): (
         "multipole",
@@ -235,23 +252,26 @@ def test_heads_with_means():
     first, *rows = rows_below("**Means.**", "docs/induction.md")
     plain = "token choice, no exploring"
     cells = [bits("token choice", 1, hparams=each) for each in (None, "qk_norm=true")]
-    assert first == [plain, "learned", *cells, recalled_as_others(plain, 0)]
+    cells += [recalled_as_others(plain, column) for column in (0, 1)]
+    assert first == [plain, "learned", *cells]
     assert [tuple(row[:2]) for row in rows] == list(WITH_MEANS)
     for (name, _, *cells), found in zip(rows, WITH_MEANS.values()):
         pattern, hparams, of_recall = found
         norms = ",".join(hparams) or None, ",".join(("qk_norm=true", *hparams))
         expected = [shown(values_of(pattern, 1, hparams=x), "-") for x in norms]
-        assert cells == [*expected, recalled_with_means(of_recall)], name
+        expected += [recalled_with_means(of_recall, x) for x in ("128x8", "256x16")]
+        assert cells == expected, name
 
 
-def recalled_with_means(settings):
+def recalled_with_means(settings, size):
     """Returns what multipole heads with these clusters and options recall."""
     if settings is None:
         return "-"
     clusters, options = settings
     (cell,) = recalled(
         *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
-        *(f"--num_clusters={clusters}", "--patterns=multipole", f"--options={options}"),
+        *(f"--sizes={size}", f"--num_clusters={clusters}"),
+        *("--patterns=multipole", f"--options={options}"),
     )["multipole", "full"]
     return cell
 

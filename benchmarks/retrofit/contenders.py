@@ -123,6 +123,15 @@ def more_clusters(number, keys, **kwargs):
     return multipole(number, keys, most_of_one=0.25, num_clusters=128, **kwargs)
 
 
+def far_distance(number, keys, distance=4096):
+    """Keys that are not near are compared as if at some distance at most."""
+    import keras_hub
+
+    # That of the model replaces it.
+    rotary = keras_hub.layers.RotaryEmbedding()
+    return more_clusters(number, keys, far_distance=distance, rotary=rotary)
+
+
 def equal_shares(number, keys):
     """Four clusters, of which each is read as far back as the others."""
     return multipole(number, keys, clusters_per_query=4, members_per_cluster=None)
@@ -163,6 +172,10 @@ CONTENDERS = {
         functools.partial(
             more_clusters, near_share=0.25, num_recent=48, block_length=32
         )
+    ),
+    "multipole with far_distance=4096": Contender(far_distance),
+    "multipole with far_distance=7168": Contender(
+        functools.partial(far_distance, distance=7168)
     ),
     "multipole with whole clusters": Contender(
         functools.partial(more_clusters, keeps_all=True)

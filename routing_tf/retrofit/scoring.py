@@ -56,11 +56,11 @@ def windows_of(lm, texts, length):
 def nats(lm, row):
     """Returns the nats per token of a row of ids, after its first quarter."""
     first = max(len(row) // 4, 1)
-    found = _log_likelihoods(lm, row[None, :-1], row[None, 1:])
+    found = log_likelihoods(lm, row[None, :-1], row[None, 1:])
     return -float(np.mean(found[0, first - 1 :]))
 
 
-def _log_likelihoods(lm, ids, targets):
+def log_likelihoods(lm, ids, targets):
     """Returns those of the tokens after each id, `<float32>[rows, length]`."""
     logits = lm({"token_ids": ids, "padding_mask": np.ones_like(ids)}, training=False)
     logits = ops.cast(logits, "float32")
@@ -130,7 +130,7 @@ class HubScorer:
 
     def score(self, inputs, targets):
         """Returns the log-likelihoods of targets, `<float32>[rows, length]`."""
-        return _log_likelihoods(self._lm, inputs["token_ids"], targets)
+        return log_likelihoods(self._lm, inputs["token_ids"], targets)
 
     def score_row(self, ids):
         """Returns the log-likelihoods of a window of ids, `<float32>[length]`."""

@@ -194,7 +194,7 @@ def test_losses_of_a_trained_model(length, arguments):
                 "--num_windows=1",
                 "--read=8192,16384",
                 "--contenders=multipole with 128 clusters,"
-                "multipole with far_distance=4096",
+                "multipole with far_distance=4096,multipole with far_distance=1024",
             ),
         ),
     ],

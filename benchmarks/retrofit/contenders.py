@@ -174,8 +174,8 @@ CONTENDERS = {
         )
     ),
     "multipole with far_distance=4096": Contender(far_distance),
-    "multipole with far_distance=7168": Contender(
-        functools.partial(far_distance, distance=7168)
+    "multipole with far_distance=1024": Contender(
+        functools.partial(far_distance, distance=1024)
     ),
     "multipole with whole clusters": Contender(
         functools.partial(more_clusters, keeps_all=True)

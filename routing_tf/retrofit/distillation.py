@@ -1,13 +1,11 @@
 """Fits the output of each changed layer to that of the full model."""
 
-import functools
 import itertools
 
 import keras
 from keras import ops
 from tqdm import tqdm
 
-from routing_tf.layers.attention.rematerialization import call_and_forget
 from routing_tf.layers.support.validation import check_positive_integer
 from routing_tf.retrofit import calibration
 from routing_tf.retrofit import models
@@ -96,16 +94,7 @@ class _Distiller(keras.Model):
 
     def call(self, inputs, training=None):
         calls = self._full_calls(inputs)
-        # One layer after the other: all at once would fill memory in long sequences.
-        losses = [
-            call_and_forget(
-                self,
-                functools.partial(_missed, slot, mask, dense),
-                [x],
-                parts=[slot.layer, slot.group],
-            )
-            for slot, x, mask, dense in calls
-        ]
+        losses = [_missed(*call) for call in calls]
         loss = sum(losses) / len(losses)
         self.add_loss(loss)
         return loss
@@ -131,7 +120,7 @@ class _Distiller(keras.Model):
         return calls
 
 
-def _missed(slot, mask, dense, x):
+def _missed(slot, x, mask, dense):
     """Returns the mean squared error of a layer, relative to the mean square."""
     sparse = slot.attend(x, mask, training=False)
     sparse = sparse[0] if isinstance(sparse, tuple) else sparse

@@ -207,7 +207,7 @@ def pays(found):
 
 
 def _pays(found, name, full):
-    """The least length in words; full attention that cannot run is slower."""
+    """The least length in words."""
     ratios = _ratios(found, name, full)
     least = pays_from(ratios)
     if least is None:
@@ -223,7 +223,10 @@ def _longest_measured(ratios):
 
 
 def _ratios(found, name, full):
-    """Returns how many times as fast as full attention heads are, by length."""
+    """Returns how many times as fast as full attention heads are, by length.
+
+    Full attention that cannot run is slower.
+    """
     ratios = {}
     for length in LENGTHS:
         row, other = found.layer(name, length), found.layer(full, length)

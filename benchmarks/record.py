@@ -23,6 +23,10 @@ class Record:
         """Returns the run with these settings, or None."""
         return next((run for run in self.runs if run["settings"] == settings), None)
 
+    def missing(self, all_settings):
+        """Returns the settings that no run has."""
+        return [settings for settings in all_settings if not self.find(settings)]
+
     def add(self, settings, found):
         """Writes a run into the file at once, instead of one with its settings."""
         self._read()  # another process may have written
@@ -54,6 +58,12 @@ def table(heads, rows):
     lines = [heads, ["---"] * len(heads)]
     lines += [[_shown(cell) for cell in row] for row in rows]
     return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def mean_and_each(numbers):
+    """Returns a cell: the mean, and each number in brackets; "-" for none."""
+    each = ", ".join(f"{number:.3f}" for number in numbers)
+    return f"{statistics.mean(numbers):.3f} ({each})" if numbers else "-"
 
 
 def _shown(cell):

@@ -11,7 +11,6 @@ draws the losses of several `--keys`.
 """
 
 import itertools
-import os
 import statistics
 
 from absl import app
@@ -28,12 +27,7 @@ FULL = "full attention"
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
     define = {"flag_values": values}
-    flags.DEFINE_string(
-        "texts",
-        os.path.join(os.environ.get("ROUTING_TF_REFERENCE_DIR", "."), "data"),
-        "Folder of the texts.",
-        **define,
-    )
+    texts.define_folder(values)
     flags.DEFINE_string(
         "results", "benchmarks/retrofit/runs.json", "File of the figures.", **define
     )
@@ -60,9 +54,7 @@ def main(argv):
             raise app.UsageError(f"--{flag} has unknown names: {sorted(unknown)}")
     runs = record.Record(options.results)
     if not options.print_only:
-        missing = [
-            settings for settings in all_settings(options) if not runs.find(settings)
-        ]
+        missing = runs.missing(all_settings(options))
         for name in dict.fromkeys(settings["contender"] for settings in missing):
             own = [each for each in missing if each["contender"] == name]
             for keys in dict.fromkeys(settings["keys"] for settings in own):
@@ -137,9 +129,7 @@ def _cell(runs, num_windows, name, where):
     if name == FULL:
         found = nats_of(runs, num_windows, name, {**where, "keys": 0})
         return f"0 ({statistics.mean(found):.3f})" if found else "-"
-    found = losses_of(runs, num_windows, name, where)
-    each = ", ".join(f"{loss:.3f}" for loss in found)
-    return f"{statistics.mean(found):.3f} ({each})" if found else "-"
+    return record.mean_and_each(losses_of(runs, num_windows, name, where))
 
 
 def losses_of(runs, num_windows, name, where):

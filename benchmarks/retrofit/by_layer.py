@@ -7,8 +7,6 @@ which are not read exactly, and the relative error of the layer's output, from t
 report of `retrofit.sparsify`. Figures go into a file, and `--print_only` prints them.
 """
 
-import os
-
 from absl import app
 from absl import flags
 
@@ -21,12 +19,7 @@ from benchmarks.retrofit import texts
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
     define = {"flag_values": values}
-    flags.DEFINE_string(
-        "texts",
-        os.path.join(os.environ.get("ROUTING_TF_REFERENCE_DIR", "."), "data"),
-        "Folder of the texts.",
-        **define,
-    )
+    texts.define_folder(values)
     flags.DEFINE_integer("keys", 260, "Keys that a query reads.", **define)
     flags.DEFINE_string(
         "results", "benchmarks/retrofit/by_layer.json", "File of the figures.", **define

@@ -124,7 +124,7 @@ def more_clusters(number, keys, **kwargs):
 
 
 def far_distance(number, keys, distance=4096):
-    """Keys that are not near are compared as if at some distance at most."""
+    """All keys that are not near are compared as if at one distance."""
     import keras_hub
 
     # That of the model replaces it.

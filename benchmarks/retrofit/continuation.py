@@ -38,16 +38,11 @@ NAMES = (FULL, "multipole with 128 clusters", *PRESSES)
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
     define = {"flag_values": values}
-    flags.DEFINE_string(
-        "texts",
-        os.path.join(os.environ.get("ROUTING_TF_REFERENCE_DIR", "."), "data"),
-        "Folder of the texts.",
-        **define,
-    )
+    texts.define_folder(values)
     flags.DEFINE_list("contenders", list(NAMES), f"Any of: {list(NAMES)}.", **define)
     flags.DEFINE_integer("length", 2048, "Tokens of a window.", **define)
     flags.DEFINE_integer("continuation", 256, "Tokens that are scored.", **define)
-    flags.DEFINE_list("read", [], "Last tokens of a window to read; all.", **define)
+    flags.DEFINE_list("read", [], "Last tokens that are read. Default: all.", **define)
     flags.DEFINE_integer("keys", 260, "Keys that a query reads.", **define)
     flags.DEFINE_integer("num_windows", 4, "Windows of each text.", **define)
     flags.DEFINE_string(
@@ -66,6 +61,8 @@ def main(argv):
     unknown = set(options.contenders) - {*NAMES, *contenders.CONTENDERS}
     if unknown:
         raise app.UsageError(f"--contenders has unknown names: {sorted(unknown)}")
+    if options.read and set(options.contenders) & set(PRESSES):
+        raise app.UsageError("--read is for heads that are not presses")
     runs = record.Record(options.results)
     if not options.print_only:
         for name in options.contenders:
@@ -95,18 +92,16 @@ def add_missing(runs, name, options):
     """Scores with one contender, and writes each window into the record at once."""
     from benchmarks.retrofit import smollm2
 
-    missing = [
-        settings
+    missing = runs.missing(
+        settings_of(name, read, text, window, options)
         for read in reads(options)
         for window in range(options.num_windows)
         for text in texts.SCORED
-        if not runs.find(settings := settings_of(name, read, text, window, options))
-    ]
+    )
     if not missing:
         return
-    lm = smollm2.load()
-    tokenizer = lm.preprocessor.tokenizer
-    score = pressed(name, options) if name in PRESSES else changed(lm, name, options)
+    tokenizer = smollm2.tokenizer_of(smollm2.File())
+    score = (pressed if name in PRESSES else changed)(name, options)
     for settings in missing:
         rows = texts.windows_of(
             tokenizer,
@@ -123,10 +118,12 @@ def add_missing(runs, name, options):
         print(f"{settings}: {nats:.4f}", flush=True)
 
 
-def changed(lm, name, options):
+def changed(name, options):
     """Returns a function from ids to the log-likelihoods of all but the first."""
+    from benchmarks.retrofit import smollm2
     from routing_tf.retrofit import scoring
 
+    lm = smollm2.load()
     calibration = texts.calibration_of(lm.preprocessor.tokenizer, options.texts)
     contenders.CONTENDERS[name].put_into(lm, options.keys, calibration)
     return lambda ids: scoring.log_likelihoods(lm, ids[None, :-1], ids[None, 1:])[0]
@@ -180,18 +177,14 @@ def table(runs, options):
             full = nats_of(runs, FULL, read, text, options)
             own = nats_of(runs, name, read, text, options)
             if is_loss and name != FULL:
-                cells.append(_cell([a - b for a, b in zip(own, full, strict=False)]))
+                losses = [a - b for a, b in zip(own, full, strict=False)]
+                cells.append(record.mean_and_each(losses))
             else:
                 prefix = "0 " if is_loss else ""
                 cells.append(f"{prefix}({statistics.mean(own):.3f})" if own else "-")
         rows.append(cells)
     words = f"the last {options.continuation:,} of {options.length:,} tokens"
     return record.table([f"nats per token, {words}", *texts.SCORED], rows)
-
-
-def _cell(losses):
-    each = ", ".join(f"{loss:.3f}" for loss in losses)
-    return f"{statistics.mean(losses):.3f} ({each})" if losses else "-"
 
 
 def nats_of(runs, name, read, text, options):

@@ -9,8 +9,6 @@ figures of each sample go into a file: a second call goes on where the first was
 stopped, and `--print_only` prints what is there.
 """
 
-import os
-
 import numpy as np
 import tensorflow as tf
 from absl import app
@@ -43,12 +41,7 @@ WORDS = ("apple", "river", "window", "garden", "silver", "planet", "winter", "mu
 def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
     define = {"flag_values": values}
-    flags.DEFINE_string(
-        "texts",
-        os.path.join(os.environ.get("ROUTING_TF_REFERENCE_DIR", "."), "data"),
-        "Folder of the texts.",
-        **define,
-    )
+    texts.define_folder(values)
     known = list(contenders.CONTENDERS)
     flags.DEFINE_list("contenders", list(NAMES), f"Any of: {known}.", **define)
     flags.DEFINE_integer("length", 1024, "Tokens of a sample.", **define)
@@ -86,12 +79,11 @@ def add_missing(runs, name, options):
     """Asks one model, and writes each answer into the record at once."""
     from benchmarks.retrofit import smollm2
 
-    missing = [
-        settings
+    missing = runs.missing(
+        settings_of(name, task, sample, options)
         for sample in range(options.num_samples)
         for task in TASKS
-        if not runs.find(settings := settings_of(name, task, sample, options))
-    ]
+    )
     if not missing:
         return
     lm = smollm2.load()

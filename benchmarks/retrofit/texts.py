@@ -1,9 +1,11 @@
 """Texts to calibrate with, and others to score."""
 
+import os
 import pathlib
 import sysconfig
 
 import numpy as np
+from absl import flags
 
 #: Texts that are scored, and those of the same kind that centroids come from.
 SCORED = {"WikiText": "wikitext/test.txt", "Python source": "argparse.py"}
@@ -12,6 +14,16 @@ CALIBRATION = {"WikiText": "wikitext/valid.txt", "Python source": "tarfile.py"}
 CALIBRATION_LENGTH = 4096
 #: Enough characters for any number of tokens that are scored.
 MOST_CHARACTERS = 1_000_000
+
+
+def define_folder(values):
+    """Defines the flag `--texts` in `values`, an `absl.flags.FlagValues`."""
+    flags.DEFINE_string(
+        "texts",
+        os.path.join(os.environ.get("ROUTING_TF_REFERENCE_DIR", "."), "data"),
+        "Folder of the texts.",
+        flag_values=values,
+    )
 
 
 def ids_of(tokenizer, name, folder, limit):

@@ -13,6 +13,7 @@ from benchmarks import figure_tables
 from benchmarks import figures
 from benchmarks import machine
 from benchmarks import record
+from benchmarks import report
 from tests import command_line
 
 
@@ -81,6 +82,15 @@ def test_steps_take_turns_with_a_reference():
 )
 def test_heads_pay_from_where_they_stay_faster(ratios, least):
     assert figure_tables.pays_from(ratios) == least
+
+
+def test_curves_go_from_short_to_long():
+    lengths = (8192, 256, 1024)
+    rows = [contest.Row("a", n, "float32", "forward", 32) for n in lengths]
+    for row in rows:
+        row.seconds = float(row.length)
+    found = report.curves(rows, lambda row: row.seconds)
+    assert found["a", "float32"] == [(n, float(n)) for n in sorted(lengths)]
 
 
 def test_blocks_come_into_the_pages(results, tmp_path):

@@ -16,9 +16,6 @@ from tests import tracing
 ROOT = pathlib.Path(__file__).parents[1]
 FENCED = r"^(?P<indent> *)```python\n(?P<code>.*?)^(?P=indent)```"
 EXAMPLE = re.compile(FENCED, re.MULTILINE | re.DOTALL)
-LONG = re.compile(
-    r"\.(fit|generate|export|score|save\w*)\(|\b(Trainer|compare_decoding)\("
-)
 ON_JAX = keras.backend.backend() == "jax"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -42,21 +39,11 @@ def texts():
         yield path, "", 1, path.read_text()
 
 
-def marks(path, code):
-    """What of all the examples runs when.
-
-    Those of the README and the short ones of docstrings run always. Those that train,
-    generate or export take long on JAX, where further ones of layers and models are
-    enough.
-    """
+def marks(path):
+    """Those of the README run always, all others with the checks of documentation."""
     if path.name == "README.md":
         return [pytest.mark.slow] if ON_JAX else []
-    if not ON_JAX:
-        is_further = path.suffix == ".md" or LONG.search(code)
-        return [pytest.mark.thorough] if is_further else []
-    of_interest = {"layers", "models", "zoo"} & set(path.relative_to(ROOT).parts)
-    is_short = of_interest and not LONG.search(code)
-    return [pytest.mark.thorough if is_short else pytest.mark.slow]
+    return [pytest.mark.thorough]
 
 
 def examples():
@@ -71,7 +58,7 @@ def examples():
                 id=f"{path.relative_to(ROOT)}:{name or line}",
                 marks=[
                     pytest.mark.skipif("no-test" in before, reason="no-test"),
-                    *marks(path, match["code"]),
+                    *marks(path),
                 ],
             )
 

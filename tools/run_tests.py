@@ -1,7 +1,7 @@
 """Runs the tests, in parts: what XLA has compiled stays until a process ends.
 
 Usage: python tools/run_tests.py [--backends=tensorflow,jax,torch]
-           [--parts=heads,layers,models,retrofit,engines,others,golden]
+           [--parts=heads,layers,models,retrofit,engines,documentation,others,golden]
            [-- PYTEST ARGUMENTS]
 All parts run, also if one fails; the exit code tells whether all have passed. On torch
 there are layers, those of the zoo included, and changed models.
@@ -20,13 +20,10 @@ DATA = (
     "tests/benchmarks",
     "tests/commands_test.py",
     "tests/datagen_test.py",
-    "tests/documented_figures_test.py",
     "tests/files",
     "tests/first_checks_test.py",
-    "tests/hyperparameter_table_test.py",
     "tests/main_test.py",
     "tests/output_file_test.py",
-    "tests/preset_table_test.py",
     "tests/problems",
     "tests/progress_test.py",
     "tests/promises_test.py",
@@ -41,7 +38,6 @@ DATA = (
 ON_ONE_BACKEND = (
     "tests/analyse_test.py",
     "tests/analysis",
-    "tests/attention_patterns_test.py",
     "tests/convert_test.py",
     "tests/crash_test.py",
     "tests/evaluate_test.py",
@@ -71,13 +67,26 @@ GOLDEN = (
     "tests/models/golden_decoding_test.py",
     "tests/models/golden_test.py",
 )
+# Figures, tables and examples: on TensorFlow.
+DOCUMENTATION = (
+    "tests/attention_patterns_test.py",
+    "tests/docstring_test.py",
+    "tests/documented_figures_test.py",
+    "tests/hyperparameter_table_test.py",
+    "tests/preset_table_test.py",
+)
 RETROFIT = ("tests/retrofit",)
 ENGINES = ("tests/engines",)
-PARTS = ("heads", "layers", "models", "retrofit", "engines", "others")
+PARTS = ("heads", "layers", "models", "retrofit", "engines", "documentation", "others")
 # Parts that one process has room for: on TensorFlow a worker of the last takes 2 to 3
 # GB, and what JAX compiles takes more.
 PROCESSES = {
-    "tensorflow": ("golden", "heads", "layers", "models retrofit engines others"),
+    "tensorflow": (
+        "golden",
+        "heads",
+        "layers",
+        "models retrofit engines documentation others",
+    ),
     "jax": ("golden", "heads", "layers", "models", "retrofit engines others"),
     "torch": ("heads", "layers", "retrofit"),
 }
@@ -90,6 +99,7 @@ def rest():
     found = sorted((ROOT / "tests").iterdir())
     paths = [f"tests/{path.name}" for path in found if _has_tests(path)]
     others = (*DATA, *ON_ONE_BACKEND, *HEADS, *LAYERS, *MODELS, *RETROFIT, *ENGINES)
+    others += DOCUMENTATION
     return [path for path in paths if path not in others]
 
 
@@ -109,6 +119,7 @@ def paths_of(part, backend):
         "models": MODELS,
         "retrofit": RETROFIT,
         "engines": ENGINES,
+        "documentation": DOCUMENTATION,
         "others": (*rest(), *once),
     }[part]
 

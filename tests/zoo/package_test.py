@@ -48,6 +48,7 @@ assert not hasattr(layers, "SinkhornHeads")
 """
 
 
+@pytest.mark.thorough
 @helpers.only_on("tensorflow", "one backend is enough")
 def test_files_load_where_the_zoo_was_imported(tmp_path):
     x = helpers.normal(2, 6, 8)
@@ -65,6 +66,7 @@ def test_layers_have_the_names_of_the_zoo():
     assert layers.longformer_heads is zoo.longformer_heads
 
 
+@pytest.mark.thorough
 @helpers.only_on("tensorflow", "one backend is enough")
 def test_layers_need_no_zoo():
     subprocess.run([sys.executable, "-c", ALONE], cwd=ROOT, check=True)

@@ -22,6 +22,7 @@ from benchmarks.retrofit import __main__ as retrofit
 from benchmarks.retrofit import continuation
 from benchmarks.retrofit import needles
 from benchmarks.retrofit import speed as retrofit_speed
+from benchmarks.retrofit import training
 from routing_tf import __version__
 from routing_tf import layers
 from routing_tf import models
@@ -184,6 +185,7 @@ def test_losses_of_a_trained_model(length, arguments):
         ("one step", retrofit_speed, ("--lengths=2048,8192,32768",)),
         ("all tokens at once", retrofit_speed, ("--what=prefill", "--lengths=8192")),
         ("right answers", needles, ()),
+        ("nats beyond full attention, ", training, ()),
         ("nats per token, the last 256 ", continuation, ()),
         (
             "nats per token, the last 4,096 ",

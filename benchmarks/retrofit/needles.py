@@ -46,7 +46,7 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_list("contenders", list(NAMES), f"Any of: {known}.", **define)
     flags.DEFINE_integer("length", 1024, "Tokens of a sample.", **define)
     flags.DEFINE_integer("keys", 260, "Keys that a query reads.", **define)
-    flags.DEFINE_integer("num_samples", 10, "Samples of each task.", **define)
+    flags.DEFINE_integer("num_samples", 30, "Samples of each task.", **define)
     flags.DEFINE_string(
         "results", "benchmarks/retrofit/needles.json", "File of the figures.", **define
     )

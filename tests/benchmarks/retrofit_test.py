@@ -1,8 +1,15 @@
 """Tests of what is asked of a trained model, without one."""
 
+import types
+
 import numpy as np
+import pytest
 
 from benchmarks.retrofit import needles
+from benchmarks.retrofit import training
+from routing_tf import layers
+from routing_tf import retrofit
+from tests.retrofit import families
 
 
 def ids_of(text):
@@ -19,3 +26,27 @@ def test_a_sample_has_its_needle_and_ends_with_the_answer():
         assert len(text) == 600 and question.endswith("provided text is")
         assert f" is:{answer}. " in question
         assert question.count(answer) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
+def test_adapters_come_closer_to_the_full_model_and_go_on_from_a_file(tmp_path):
+    rows = np.random.default_rng(0).integers(families.VOCABULARY, size=(1, 24))
+    teacher = families.causal_lm("Llama")
+
+    def trained(num_rows):
+        lm = families.causal_lm("Llama")
+        lm.set_weights(teacher.get_weights())
+        retrofit.sparsify(lm, rows, keep_full=(), heads=layers.SlidingHeads(4, 1))
+        options = {"rank": 2, "learning_rate": 0.01, "weights": str(tmp_path)}
+        options = types.SimpleNamespace(**options)
+        before = float(training.Student(lm, teacher)(rows))
+        training.train_adapters(lm, teacher, np.repeat(rows, num_rows, 0), options)
+        return lm, before, float(training.Student(lm, teacher)(rows))
+
+    lm, before, after = trained(20)
+    assert after < 0.9 * before
+    again, _, same = trained(20)
+    assert same == pytest.approx(after, rel=1e-5)
+    for weight, old in zip(again.trainable_weights, lm.trainable_weights, strict=True):
+        np.testing.assert_array_equal(weight, old)

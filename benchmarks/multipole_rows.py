@@ -25,7 +25,20 @@ def half_near(sizes):
     }
 
 
-ROWS = {"multipole_by_mass": by_mass, "multipole_half_near": half_near}
+def four_clusters(sizes):
+    """Returns those of the package, with clusters a fourth as large, four read."""
+    return {
+        **PATTERNS["multipole"].settings(sizes),
+        "num_clusters": 4 * sizes.num_clusters,
+        "clusters_per_query": 4,
+    }
+
+
+ROWS = {
+    "multipole_by_mass": by_mass,
+    "multipole_half_near": half_near,
+    "multipole_four_clusters": four_clusters,
+}
 for name, settings in ROWS.items():
     if patterns.find(name) is None:
         own = dataclasses.replace(PATTERNS["multipole"], settings=settings)

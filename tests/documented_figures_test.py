@@ -247,6 +247,7 @@ WITH_MEANS = {
         *("multipole", ("centroid_decay=1.0",), (16, MEANS % (17, 1, 1.0))),
     ),
     ("the same, 2 of 32 clusters", "random"): (None, (), (32, MEANS % (16, 2, 1.0))),
+    ("the same, 4 of 64 clusters", "learned"): ("multipole_four_clusters", (), None),
 }
 
 

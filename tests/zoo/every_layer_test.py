@@ -299,7 +299,13 @@ def test_short_outputs_have_the_mask_of_embeddings():
 @pytest.mark.filterwarnings("ignore:Layer .* does not have a `quantize`")
 @pytest.mark.parametrize(
     "name",
-    ["causal, routed", "funnel", "sparse", "learner", "block, memory", "recurrent"],
+    [
+        "causal, routed",
+        *(
+            pytest.param(name, marks=helpers.only_on("tensorflow", "files are alike"))
+            for name in ("funnel", "sparse", "learner", "block, memory", "recurrent")
+        ),
+    ],
 )
 def test_quantized_files_load(name, tmp_path):
     x = helpers.normal(BATCH, LENGTH, DIM)

@@ -42,7 +42,7 @@ def define_flags(values=flags.FLAGS):
     """Defines the flags of the command in `values`, an `absl.flags.FlagValues`."""
     define = {"flag_values": values}
     texts.define_folder(values)
-    known = list(contenders.CONTENDERS)
+    known = [name for name in contenders.CONTENDERS if name != FULL]
     flags.DEFINE_enum(
         "contender", "multipole with 128 clusters", known, "What to train.", **define
     )

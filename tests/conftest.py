@@ -73,7 +73,7 @@ def weights_without_a_seed_are_the_same_in_each_run():
     """Seeds come from Python: Keras draws them there.
 
     `set_random_seed` makes TensorFlow forget its kernels. Each test would make them
-    anew, which takes a fifth of all time.
+    anew, which takes a sixth of all time.
     """
     random.seed(0)
 

@@ -171,6 +171,7 @@ class Student(keras.Model):
     def __init__(self, lm, teacher):
         super().__init__(name="student")
         self.lm = lm
+        # As a function: Keras would take the model for a part of this one.
         self._teacher = lambda: teacher
 
     def build(self, *args, **kwargs):

@@ -1,7 +1,5 @@
 """Multipole heads against their definition; tables of cases have the rest."""
 
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -150,17 +148,12 @@ def test_a_cache_forgets_documents(keeps_all):
     attention = helpers.attention(layers.MultipoleHeads(2, **options), key_dim=DIM)
     x = helpers.normal(1, LENGTH, 8)
     cache, outputs = attention.make_cache(1, LENGTH), []
-
-    def step(x, cache, **kwargs):
-        return attention(x, cache=cache, **kwargs)
-
     for first, last, number in ((0, 20, 1), (20, 22, 2), (22, LENGTH, None)):
-        about = {"cache_index": first}
-        if number is not None:
-            about["segment_ids"] = np.full((1, last - first), number)
-        call = helpers.compiled(functools.partial(step, **about), jit_compile=None)
-        output, cache = call(x[:, first:last], cache)
-        outputs.append(output)
+        ids = None if number is None else np.full((1, last - first), number)
+        output, cache = attention(
+            x[:, first:last], cache=cache, cache_index=first, segment_ids=ids
+        )
+        outputs.append(golden_cases.to_numpy(output))
     expected = golden_cases.to_numpy(attention(x[:, 20:], use_causal_mask=True))
     golden_cases.assert_close(np.concatenate(outputs[1:], axis=1), expected, 2e-5)
 

@@ -9,6 +9,7 @@ from tests import golden_cases
 
 LENGTH, DIM, IDS = 16, 8, 12
 ON_TORCH = keras.backend.backend() == "torch"
+ON_JAX = keras.backend.backend() == "jax"
 # On the other backends models are trained too.
 further = () if ON_TORCH else pytest.mark.thorough
 HEADS = {
@@ -32,7 +33,7 @@ def test_fit_trains_and_goes_on_from_a_file(name, tmp_path):
     )(x)
     model = keras.Model(inputs, keras.layers.Dense(IDS)(x))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=False)
+    model.compile(keras.optimizers.Adam(0.01), loss, jit_compile=ON_JAX)
     ids = np.random.default_rng(0).integers(1, IDS, (9, LENGTH))  # 4, 4 and 1
     ids[0, 12:] = 0
     kmeans = [w for w in attention.weights if w.name == "centroids"]

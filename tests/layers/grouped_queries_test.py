@@ -27,7 +27,7 @@ CASES += ["prefix_apart", "prefix_apart_shifted", "multipole_apart"]
 WIDE = ("rounds_apart", "random_apart", "global", "best_blocks")
 # There they hold scores of all queries, too, or the keys of an indexer.
 HALF_WIDE = ("prefix_apart", "prefix_apart_shifted", "cluster_strided_apart", "indexed")
-FEW = ("full", "local", "token_choice_apart")
+FEW = ("local", "token_choice_apart")
 
 
 def make(kind, **options):
@@ -126,7 +126,7 @@ def test_packed_documents_and_exploring_queries(options, more):
 
 @pytest.mark.parametrize(
     "kind, memory_dim",
-    [("full", DIM), ("local", 7), ("experts_apart", DIM)],
+    kinds.some([("full", DIM), ("local", 7), ("experts_apart", DIM)], [("local", 7)]),
 )
 def test_attends_to_a_memory(kind, memory_dim):
     attention = built(make(kind), memory_dim=memory_dim)

@@ -15,11 +15,9 @@ WAYS += [(kind, True) for kind in kinds.SHIFTED if "_apart" in kind]
 WAYS += [
     (kind, False) for kind in kinds.WHOLE if kind not in ("block_pair", "random_blocks")
 ]
-FEW = ("full", "local", "strided", "fixed_separate", "best_blocks", "performer")
-FEW += ("synthesizer", "prefix_apart_shifted", "token_choice_apart", "hashed")
-FEW += ("threshold_apart", "cluster_strided", "native_sparse", "luna", "indexed")
-FEW_WHOLE = ("random", "experts_apart", "nystrom", "linformer", "induced", "sinkhorn")
-FEW_WHOLE += ("clustered_queries", "convolution")
+FEW = ("full", "local", "strided", "best_blocks", "performer", "prefix_apart_shifted")
+FEW += ("token_choice_apart", "hashed", "threshold_apart", "native_sparse", "indexed")
+FEW_WHOLE = ("random", "experts_apart", "linformer", "sinkhorn", "clustered_queries")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def assert_same(blocks, tolerance=1e-5, **arguments):
     "remat, norm_position, cross_attention",
     [
         (True, "pre", True),
-        ("feed_forward", "pre", False),
+        pytest.param("feed_forward", "pre", False, marks=pytest.mark.thorough),
         pytest.param("attention", "post", True, marks=pytest.mark.thorough),
     ],
 )
@@ -119,8 +119,11 @@ def test_trains_as_without(remat, norm_position, cross_attention):
     [
         ("weights", {}, True),
         ("weights", {"token_bias_weight": "trainable"}, False),
-        ("weights", {"max_relative_position": 4}, False),
-        ("weights", {"dropout": 0.5}, False),
+        pytest.param(
+            *("weights", {"max_relative_position": 4}, False),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(*("weights", {"dropout": 0.5}, False), marks=pytest.mark.thorough),
         (True, {"token_bias_weight": "trainable"}, False),
     ],
 )
@@ -179,9 +182,15 @@ EXPLORING = {"exploring_queries": 6, "dropout": 0.3, "dropout_seed": 1}
             functools.partial(layers.MultipoleHeads, 2, 3, 4, 2, 3, 1, **EXPLORING),
             marks=pytest.mark.thorough,
         ),
-        functools.partial(zoo.NativeSparseHeads, 2, 4, 2, 4, 3),
-        functools.partial(
-            cases.SMALL["IndexedHeads"], warm_up_steps=0, gather_length=1
+        pytest.param(
+            functools.partial(zoo.NativeSparseHeads, 2, 4, 2, 4, 3),
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param(
+            functools.partial(
+                cases.SMALL["IndexedHeads"], warm_up_steps=0, gather_length=1
+            ),
+            marks=helpers.FURTHER_ON_JAX,
         ),
     ],
 )

@@ -130,18 +130,8 @@ def test_another_sequence(options):
     assert_as_defined(made(4, **options), arrays, mask, bias, causal=False, cross=True)
 
 
-@pytest.mark.parametrize(
-    "keeps_all",
-    [
-        False,
-        pytest.param(
-            True,
-            marks=pytest.mark.skipif(
-                keras.backend.backend() == "jax", reason="JAX compiles for long"
-            ),
-        ),
-    ],
-)
+@helpers.further_on_jax
+@pytest.mark.parametrize("keeps_all", kinds.some((False, True), [False]))
 def test_a_cache_forgets_documents(keeps_all):
     """Also where many tokens follow before any pair stops being near."""
     options = {**SIZES, **NEAR, "keeps_all": keeps_all}

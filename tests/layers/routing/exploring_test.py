@@ -15,6 +15,7 @@ from routing_tf.models.build import make_backbone
 from routing_tf.training.engines.step import TrainingStep
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 
 BATCH, HEADS, LENGTH, DIM = 2, 2, 24, 6
 ALL = LENGTH + 5
@@ -80,7 +81,11 @@ def keys_of(group, key):
     return key if group.needs_keys else None
 
 
-@pytest.mark.parametrize("kind, causal, key_shift", WAYS)
+FEW = [("token choice", True, 1), ("multipole", True, 1), ("hashed, apart", True, 1)]
+FEW += [("cluster-strided", True, 0), ("expert choice", False, 0), ("capped", True, 0)]
+
+
+@pytest.mark.parametrize("kind, causal, key_shift", kinds.some(WAYS, FEW))
 def test_all_queries_that_explore_are_full_attention(kind, causal, key_shift):
     """The formula for queries that see all they may, themselves as the heads do."""
     query, key, value = sequences()

@@ -13,6 +13,7 @@ from routing_tf.layers.softmax import scaled_dot_product
 from routing_tf.layers.softmax import softmax_attention
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 
 BATCH, HEADS, BLOCKS, QUERIES, KEYS, DIM = 2, 3, 4, 64, 96, 5
 LOGITS = BATCH * HEADS * BLOCKS * QUERIES * KEYS
@@ -80,7 +81,11 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+FEW = ("mask and bias of each block", "distances of each block", "entmax", "soft cap")
+FEW += ("causal, relative",)
+
+
+@pytest.mark.parametrize("name", kinds.some(CASES, FEW))
 def test_pieces_equal_attention_at_once(monkeypatch, name):
     """Results and gradients."""
     options, arguments = CASES[name]

@@ -68,15 +68,12 @@ WAYS += [
 WAYS += [(x, False) for x in KINDS if x in kinds.WHOLE and x != "reformer"]
 WAYS += [("experts", True), ("experts", False), ("experts_apart", False)]
 EXPLORING = [("exploring", True), ("exploring", False)]
-FEW = [(kind, True) for kind in ("rotary", "sliding", "strided", "prefix", "random")]
-FEW += [(kind, True) for kind in ("token_choice_apart_shifted", "two_clusters")]
-FEW += [("hashed_apart", True), ("full", False), ("experts", False)]
-FEW += [("indexed_copies_shifted", True)]
+FEW = [(kind, True) for kind in ("rotary", "strided", "prefix", "hashed_apart")]
+FEW += [("token_choice_apart_shifted", True), ("full", False), ("experts", False)]
+FEW += [("exploring", True)]
 
 
-@pytest.mark.parametrize(
-    "kind, causal", kinds.some([*WAYS, *EXPLORING], [*FEW, *EXPLORING])
-)
+@pytest.mark.parametrize("kind, causal", kinds.some([*WAYS, *EXPLORING], FEW))
 def test_a_document_is_as_it_is_alone(kind, causal):
     attention, x = built(maker(kind, causal)), normal(BATCH, LENGTH, DIM)
     attention.trainable = False  # no centroid moves
@@ -144,7 +141,11 @@ def large_ids(*ids, dtype="int64"):
 
 @pytest.mark.parametrize(
     "ids, dtype",
-    [((1, 2**32 + 1), "int64"), ((2**63 + 2, 2), "uint64"), ((0, 2**32), "int64")],
+    [
+        ((1, 2**32 + 1), "int64"),
+        pytest.param((2**63 + 2, 2), "uint64", marks=pytest.mark.thorough),
+        pytest.param((0, 2**32), "int64", marks=pytest.mark.thorough),
+    ],
 )
 def test_large_ids_differ_or_are_refused(ids, dtype):
     if dtype == "uint64" and keras.backend.backend() == "torch":
@@ -270,6 +271,7 @@ def test_a_block_hands_the_ids_of_both_sequences_on():
 
 
 @helpers.only_on("tensorflow", "JAX compiles all these tests")
+@pytest.mark.thorough
 def test_what_is_compiled_by_xla_computes_the_same():
     attention = built(maker("token_choice"))
     x = normal(BATCH, LENGTH, DIM)

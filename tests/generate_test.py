@@ -297,6 +297,7 @@ def pair_model(tmp_path_factory):
     return save_writer(lm, tmp_path_factory.mktemp("pairs") / "model.keras", end=0.5)
 
 
+@pytest.mark.thorough
 def test_a_model_with_an_encoder(pair_model, tmp_path, run):
     prompts, path = tmp_path / "prompts.txt", tmp_path / "texts.jsonl"
     prompts.write_text("\n".join(PROMPTS), encoding="utf-8")
@@ -360,6 +361,7 @@ def test_samples_of_images(images, tmp_path, run):
     assert read_picture(path).shape == (2, 3, 4, 4)
 
 
+@pytest.mark.thorough
 def test_completions_of_images(images, tmp_path, run):
     path = tmp_path / "completions.png"
     options = ["--num_given_rows=1", "--num_images=4", "--num_samples=2"]

@@ -102,6 +102,7 @@ def sparse(preset):
 
 
 @pytest.mark.usefixtures("eager")
+@pytest.mark.thorough
 def test_other_commands_take_the_changed_model(preset, sparse, capsys):
     lm = keras_hub.models.CausalLM.from_preset(str(sparse))
     lm.compile(sampler="greedy")

@@ -87,6 +87,7 @@ def test_a_run_on_images(tmp_path, run):
     assert out.splitlines()[-1] == f"held-out bits per dimension: {bits:.4f}"
 
 
+@pytest.mark.thorough
 def test_a_run_on_images_of_ones_own(tmp_path, run, refused):
     """Their size, channels and classes need no settings."""
     for number in range(8):
@@ -212,7 +213,13 @@ def test_a_model_of_another_kind_is_refused(message, arguments, tmp_path, refuse
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("steps, more", [([], ""), (["--train_steps=3"], ", beyond 3")])
+@pytest.mark.parametrize(
+    "steps, more",
+    [
+        ([], ""),
+        pytest.param(["--train_steps=3"], ", beyond 3", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_finished_run_is_evaluated_again(steps, more, finished, run):
     settings = (finished / "run.json").read_text()
     options = ["--eval_examples=3", "--sample_bytes=0", *steps]

@@ -99,7 +99,7 @@ class TestSteps:
             pytest.param("seq2seq", {}, marks=pytest.mark.thorough),
             pytest.param("image", {}, marks=pytest.mark.thorough),
             pytest.param("losses", {}, marks=pytest.mark.thorough),
-            ("text", small_runs.WATCHED),
+            pytest.param("text", small_runs.WATCHED, marks=pytest.mark.thorough),
         ],
     )
     def test_a_step_is_one_of_keras(self, kind, changes):

@@ -398,6 +398,7 @@ class TestPairs:
 
 
 class TestInitCheckpoint:
+    @pytest.mark.thorough
     def test_weights_alone_are_taken(self, finished, configure, tmp_path):
         preset = tmp_path / "preset"
         finished.lm.save_to_preset(str(preset))

@@ -52,6 +52,7 @@ def test_all_ways_score_the_same(routing, with_export):
         assert abs(result.one_pass - result.exported) < 1e-5
 
 
+@pytest.mark.thorough
 def test_packed_documents():
     class Texts(problems.TextProblem):
         def load_split(self, split):

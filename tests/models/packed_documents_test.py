@@ -11,6 +11,7 @@ from routing_tf.models.score import TokenScorer
 from routing_tf.training import evaluation
 from tests import golden_cases
 from tests.layers import helpers
+from tests.layers import kinds
 from tests.models import small_models
 from tests.models import small_seq2seq
 from tests.models.small_models import output
@@ -57,7 +58,13 @@ def pair_alone(x, is_second):
     return found
 
 
-@pytest.mark.parametrize("positions", ["timing_signal", "coordinate_embeddings"])
+OF_EACH_KIND_OF_POSITIONS = pytest.mark.parametrize(
+    "positions",
+    kinds.some(("timing_signal", "coordinate_embeddings"), ["timing_signal"]),
+)
+
+
+@OF_EACH_KIND_OF_POSITIONS
 def test_a_document_is_scored_as_it_is_alone(positions):
     settings = {**ROUTED, positions: True}
     lm = small_models.language_model(restart_positions=True, **settings)
@@ -110,7 +117,10 @@ def test_a_pair_has_the_logits_it_has_alone(routing):
     "make, make_inputs, targets",
     [
         (small_models.language_model, packed, "token_ids"),
-        (small_seq2seq.language_model, packed_pairs, "decoder_token_ids"),
+        pytest.param(
+            *(small_seq2seq.language_model, packed_pairs, "decoder_token_ids"),
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_models_around_it_and_scorers_hand_the_ids_on(
@@ -146,7 +156,9 @@ def test_models_around_it_and_scorers_hand_the_ids_on(
     np.testing.assert_allclose(output(loaded, x), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("remat", ["remat", "remat_attention"])
+@pytest.mark.parametrize(
+    "remat", ["remat", pytest.param("remat_attention", marks=pytest.mark.thorough)]
+)
 def test_activations_that_are_computed_again(remat):
     results = []
     for value in (False, True):
@@ -155,13 +167,7 @@ def test_activations_that_are_computed_again(remat):
     np.testing.assert_allclose(*results, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "positions",
-    [
-        "timing_signal",
-        pytest.param("coordinate_embeddings", marks=pytest.mark.thorough),
-    ],
-)
+@OF_EACH_KIND_OF_POSITIONS
 def test_steps_start_anew_with_a_document(positions):
     settings = {"restart_positions": True, positions: True}
     lm = small_models.language_model(**ROUTED, **settings)
@@ -193,7 +199,7 @@ def test_steps_start_anew_with_a_document(positions):
 def test_ids_may_be_lists():
     lm, x = small_models.language_model(**ROUTED), packed()
     lists = {**x, "segment_ids": x["segment_ids"].tolist()}
-    np.testing.assert_allclose(small_models.array(lm(lists)), output(lm, x), atol=1e-5)
+    np.testing.assert_allclose(golden_cases.run(lm, lists)[0], output(lm, x), atol=1e-5)
 
 
 def test_refusals():

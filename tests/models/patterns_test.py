@@ -82,7 +82,13 @@ def test_heads_of_each_pattern(name):
             pytest.param({"routing": case.values[0]}, marks=case.marks)
             for case in cases(OF_DECODERS)
         ),
-        *({"feed_forward": name, **DEEPER} for name in FEED_FORWARDS),
+        *(
+            pytest.param(
+                {"feed_forward": name, **DEEPER},
+                marks=pytest.mark.thorough if number else (),
+            )
+            for number, name in enumerate(FEED_FORWARDS)
+        ),
         pytest.param({"sparse_projections": True, **DEEPER}, id="sparse_projections"),
     ],
     ids=lambda changes: next(iter(changes.values())),

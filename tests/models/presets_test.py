@@ -15,6 +15,7 @@ from routing_tf import models
 from routing_tf.models.release import conversion
 from routing_tf.models.score import TokenScorer
 from routing_tf.settings.presets import RELEASE_SETS
+from tests.layers import helpers
 
 ON_JAX = keras.backend.backend() == "jax"
 OWN = ["python_small", "digits_small", "images_small", "pairs_small", "byte_tiny"]
@@ -241,6 +242,7 @@ def test_misspelt_names_of_presets_and_of_settings(cls):
         cls.from_preset(other)
 
 
+@helpers.further_on_jax
 def test_presets_of_bytes_take_texts_and_ids():
     lm = models.RoutingTransformerCausalLM.from_preset("byte_tiny", num_layers=1)
     lm.compile(sampler="greedy")

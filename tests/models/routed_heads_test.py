@@ -123,7 +123,7 @@ def test_equals_the_pattern_of_the_same_sizes():
         patterns.Sizes(8, small_models.LENGTH, 3), 2, max_relative_position=10
     )
     outputs = [
-        golden_cases.to_numpy(small_models.language_model(**{**SMALL, **changes})(x))
+        golden_cases.run(small_models.language_model(**{**SMALL, **changes}), x)[0]
         for changes in ({"routing": "block_top_k"}, {"routed_heads": group})
     ]
     np.testing.assert_array_equal(*outputs)
@@ -138,15 +138,15 @@ def test_models_keep_them(tmp_path):
     assert [type(group).__name__ for group in first] == ["LocalHeads"]
     assert [group.num_heads for group in second] == [1, 1, 2, 2]
     x = small_models.inputs()
-    expected = golden_cases.to_numpy(lm(x))
+    expected, _ = golden_cases.run(lm, x)
     changed = {**x, "token_ids": x["token_ids"].copy()}
     changed["token_ids"][:, 15:] = changed["token_ids"][:, 15:] % 29 + 1
     np.testing.assert_array_equal(
-        golden_cases.to_numpy(lm(changed))[:, :15], expected[:, :15]
+        golden_cases.run(lm, changed)[0][:, :15], expected[:, :15]
     )
     for copy in small_models.saved(lm, tmp_path):
         assert copy.hyperparameters == lm.hyperparameters
-        np.testing.assert_array_equal(golden_cases.to_numpy(copy(x)), expected)
+        np.testing.assert_array_equal(golden_cases.run(copy, x)[0], expected)
 
 
 def test_have_the_dtype_of_the_model():

@@ -141,6 +141,7 @@ def served(exported):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_what_the_command_prints(exported):
     out = exported[1]
     assert "\nscore(texts: string[?]) -> log_likelihoods: float32[?, ?], " in out
@@ -187,6 +188,7 @@ def test_tensorflow_alone_serves_texts(lm, exported, folder):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_signatures_are_the_functions(served):
     functions = {"score", "generate", "score_ids", "generate_ids"}
     assert set(served.signatures) == {*functions, "serving_default"}
@@ -205,6 +207,7 @@ def test_signatures_are_the_functions(served):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_the_seed_decides(served):
     def ids(texts, **settings):
         return served.generate(texts, **settings)["token_ids"].numpy()
@@ -219,6 +222,7 @@ def test_the_seed_decides(served):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_any_number_of_rows(served):
     assert served.score([])["log_likelihood"].shape == (0,)
     assert served.generate([])["token_ids"].shape == (0, LENGTH)
@@ -228,6 +232,7 @@ def test_any_number_of_rows(served):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_nothing_is_written(served):
     before = [variable.numpy() for variable in served.weights]
     assert len(before) > 10
@@ -278,6 +283,7 @@ TWO = {"token_ids": [[5, 5]]}
         ("generate", {"texts": ["a"], "length": -1}, r"`length`.* 20\..*\[-1\]"),
     ],
 )
+@pytest.mark.thorough
 def test_refused_inputs(served, name, arguments, match):
     with pytest.raises(tf.errors.InvalidArgumentError, match=match):
         getattr(served, name)(**arguments)
@@ -294,6 +300,7 @@ def ending(served):
 
 
 @on_tensorflow
+@pytest.mark.thorough
 def test_rows_stop_at_the_end_id(ending):
     result = ending.generate(["It was"] * 8, temperature=50.0, seed=3)
     ids, mask = result["token_ids"].numpy(), result["padding_mask"].numpy()

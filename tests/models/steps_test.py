@@ -63,6 +63,7 @@ def test_steps_continue_as_recomputing_does(sampler, routing, monkeypatch):
     assert not np.array_equal(tokens, generate(lm, "greedy", x)["token_ids"])
 
 
+@pytest.mark.thorough
 def test_beams_go_on_from_the_prompt_of_their_row():
     lm, x = model("token_choice"), small_models.inputs((1, 5), 14, seed=2)
     tokens = generate(lm, "beam", x)["token_ids"]

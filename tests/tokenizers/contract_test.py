@@ -98,7 +98,9 @@ def test_sequence_length_cuts_and_pads(case, tokenizer):
         make(case, sequence_length=0)
 
 
-@pytest.mark.parametrize("sequence_length", [None, 40])
+@pytest.mark.parametrize(
+    "sequence_length", [None, pytest.param(40, marks=pytest.mark.thorough)]
+)
 def test_in_a_data_pipeline(case, sequence_length):
     tokenizer = make(case, sequence_length=sequence_length)
     single = tf.data.Dataset.from_tensor_slices(TEXTS)
@@ -110,6 +112,7 @@ def test_in_a_data_pipeline(case, sequence_length):
         assert restored == TEXTS
 
 
+@pytest.mark.thorough
 def test_in_a_saved_model(tokenizer, tmp_path):
     module = tf.Module()
     module.tokenizer = tokenizer

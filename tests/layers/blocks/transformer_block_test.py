@@ -64,7 +64,10 @@ def test_causal_mask_is_an_option():
         assert same == causal
 
 
-@pytest.mark.parametrize("norm_position, remat", [("pre", True), ("post", False)])
+@pytest.mark.parametrize(
+    "norm_position, remat",
+    [("pre", True), pytest.param("post", False, marks=pytest.mark.thorough)],
+)
 def test_fills_and_keeps_the_keras_mask(norm_position, remat):
     block = built_block(norm_position=norm_position, remat=remat)
     block.trainable = False  # no centroid moves

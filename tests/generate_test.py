@@ -162,7 +162,12 @@ def test_a_stream_goes_past_the_trained_length(model, tmp_path, run_command):
 
 
 @pytest.mark.parametrize(
-    "ways", [[GREEDY], ["--sampler=beam", "--num_beams=1"], [GREEDY, "--stream"]]
+    "ways",
+    [
+        [GREEDY],
+        pytest.param(["--sampler=beam", "--num_beams=1"], marks=pytest.mark.thorough),
+        [GREEDY, "--stream"],
+    ],
 )
 def test_a_text_ends_where_a_stop_string_begins(ways, model, tmp_path, run):
     options = [f"--model_dir={model}", "--prompt=It was", *ways]

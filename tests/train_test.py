@@ -310,6 +310,7 @@ def test_another_backend(arguments, tmp_path):
     assert loading.load_language_model(tmp_path).count_params()
 
 
+@pytest.mark.thorough
 def test_ctrl_c_leaves_a_checkpoint(run_command, tmp_path, monkeypatch):
     read = small_problems.Words.dataset
 

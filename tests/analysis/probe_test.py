@@ -124,7 +124,9 @@ def test_clusters_with_thresholds():
     assert members.any() and not members.all()
 
 
-@pytest.mark.parametrize("scope", ["full", "prefix"])
+@pytest.mark.parametrize(
+    "scope", ["full", pytest.param("prefix", marks=pytest.mark.thorough)]
+)
 def test_clusters_of_expert_choice(scope):
     lm = small_cases.language_model(num_layers=1)
     for block, state, found in small_cases.looked_into(lm, scope):

@@ -168,7 +168,11 @@ def test_heads_without_clusters_are_causal(kind):
     [
         ("token_choice_apart_shifted", 2, 100, 301),
         ("random", 60, 3, 41),  # of which some stay empty
-        ("multipole", 3, 4, 301),  # more blocks than are added up at once
+        pytest.param(
+            # More blocks than are added up at once.
+            *("multipole", 3, 4, 301),
+            marks=pytest.mark.thorough,
+        ),
         pytest.param("prefix", 2, 100, 301, marks=pytest.mark.thorough),
     ],
 )

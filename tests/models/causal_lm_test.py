@@ -45,7 +45,14 @@ def test_batches_without_a_row():
 
 @pytest.mark.parametrize(
     "prompts",
-    [[], (), np.array([]), np.array([], "object"), tf.constant([], tf.string)],
+    [
+        [],
+        *(
+            pytest.param(x, marks=pytest.mark.thorough)
+            for x in ((), np.array([]), np.array([], "object"))
+        ),
+        tf.constant([], tf.string),
+    ],
 )
 def test_no_prompt_has_no_continuation(prompts, greedy):
     lm, *_ = greedy

@@ -53,7 +53,10 @@ PAIR_LENGTHS = {"encoder_sequence_length": 12, "decoder_sequence_length": 9}
     "make, x, base, lengths",
     [
         (text, small_models.inputs(), hub.CausalLM, {"sequence_length": 10}),
-        (pairs, small_seq2seq.inputs(), hub.Seq2SeqLM, PAIR_LENGTHS),
+        pytest.param(
+            *(pairs, small_seq2seq.inputs(), hub.Seq2SeqLM, PAIR_LENGTHS),
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["text", "pairs"],
 )

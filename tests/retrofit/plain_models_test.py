@@ -81,7 +81,9 @@ def test_exact_where_all_pairs_are_near(kind):
     np.testing.assert_array_equal(outputs(model), before)
 
 
-@pytest.mark.parametrize("kind", ["causal", "encoder"])
+@pytest.mark.parametrize(
+    "kind", ["causal", pytest.param("encoder", marks=pytest.mark.thorough)]
+)
 def test_files_give_the_model_back(kind, tmp_path):
     model = made(kind)
     before = outputs(model)

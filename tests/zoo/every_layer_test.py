@@ -132,8 +132,12 @@ def test_other_axes_than_it_was_built_for_are_refused(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["learner", "learner, softmax", "experts", "two experts", "block, experts"]
-    + ["block, experts, remat", "block, memory", *RECURRENT, "projections"],
+    kinds.some(
+        ["learner", "learner, softmax", "experts", "two experts", "block, experts"]
+        + ["block, experts, remat", "block, memory", *RECURRENT, "projections"],
+        ["learner", "two experts", "block, memory", "recurrent", "projections"]
+        + ["compressive, convolution"],
+    ),
 )
 def test_padding_has_no_influence(name):
     """Not on outputs nor losses; some layers do not even take zero times it."""

@@ -143,8 +143,11 @@ def test_positions_are_distinct_and_all_of_them_where_there_are_no_more(number):
     "options",
     [
         {"training": False},
-        {"is_cross_attention": True, "use_causal_mask": False},
-        {"routing_scope": "prefix"},
+        pytest.param(
+            {"is_cross_attention": True, "use_causal_mask": False},
+            marks=pytest.mark.thorough,
+        ),
+        pytest.param({"routing_scope": "prefix"}, marks=pytest.mark.thorough),
     ],
 )
 def test_elsewhere_nobody_explores(options):

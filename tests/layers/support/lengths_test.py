@@ -46,7 +46,7 @@ def assert_one_graph_serves(function, *batches):
 
 @pytest.mark.parametrize(
     "kind",
-    kinds.some(CAUSAL, ("local", "fixed", "token_choice_apart_shifted", "performer")),
+    kinds.some(CAUSAL, ("local", "token_choice_apart_shifted")),
 )
 def test_causal_self_attention(kind):
     attention = helpers.attention(kinds.CAUSAL[kind]())

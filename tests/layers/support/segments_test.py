@@ -444,7 +444,7 @@ def test_ids_are_inputs_of_models(tmp_path):
             *((kind, True) for kind in ("full", "local", "prefix", "threshold")),
             *(("rounds", True), ("token_choice", True), ("experts", False)),
         ],
-        [("token_choice", True), ("experts", False)],
+        [("token_choice", True)],
     ),
 )
 def test_lengths_may_be_unknown(kind, causal):

@@ -69,7 +69,6 @@ attention = functools.partial(helpers.attention, key_dim=KEY_DIM)
 WHOLE = {"use_causal_mask": True, "routing_scope": "prefix"}
 
 
-# They take long, and these differ from others little.
 # One for each cache; the others differ in what is put into it.
 FEW = ("token_choice_apart_shifted", "threshold_apart_shifted", "prefix_shifted")
 FEW += ("hashed_apart", "rotary_local_shifted", "linear_shifted", "global", "budget")

@@ -226,10 +226,10 @@ def test_recall_of_keys_that_come_again_as_other_tokens():
         assert cells == [recalled_as_others(name, column) for column in (0, 1)], name
 
 
-# Options of recall, with one cluster of 16 and with two of 32.
+# Options of recall: tokens of a block, members, clusters read, and decay.
 MEANS = (
     "share_query_key=True,normalization=layer,num_sinks=0,num_recent=0,"
-    "block_length=16,attention_window=%s,clusters_per_query=%s,choice=centroid,"
+    "block_length=%s,attention_window=%s,clusters_per_query=%s,choice=centroid,"
     "balance_rate=0.01,decay=%s"
 )
 # Pattern and hyperparameters of the main job; clusters and options of recall.
@@ -241,13 +241,22 @@ WITH_MEANS = {
     ("multipole, chosen by centroid", "learned"): (
         "multipole",
         (),
-        (16, MEANS % (17, 1, 0.99)),
+        (16, MEANS % (16, 17, 1, 0.99)),
     ),
     ("the same", "random"): (
-        *("multipole", ("centroid_decay=1.0",), (16, MEANS % (17, 1, 1.0))),
+        *("multipole", ("centroid_decay=1.0",), (16, MEANS % (16, 17, 1, 1.0))),
     ),
-    ("the same, 2 of 32 clusters", "random"): (None, (), (32, MEANS % (16, 2, 1.0))),
+    ("the same, 2 of 32 clusters", "random"): (
+        None,
+        (),
+        (32, MEANS % (16, 16, 2, 1.0)),
+    ),
     ("the same, 4 of 64 clusters", "learned"): ("multipole_four_clusters", (), None),
+    ("the same, 4 of 64 clusters", "random"): (
+        "multipole_four_clusters",
+        ("centroid_decay=1.0",),
+        (64, MEANS % (8, 24, 4, 1.0)),
+    ),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from routing_tf import layers
 from routing_tf import retrofit
+from tests.layers import kinds
 from tests.retrofit import families
 
 pytestmark = pytest.mark.usefixtures("eager")
@@ -14,11 +15,7 @@ pytestmark = pytest.mark.usefixtures("eager")
 
 def all_families(*unmarked):
     """Returns the names of all families, all but some of them marked as thorough."""
-    unmarked = ("Llama3",) if families.ON_JAX else unmarked
-    return [
-        pytest.param(name, marks=() if name in unmarked else pytest.mark.thorough)
-        for name in families.FAMILIES
-    ]
+    return kinds.some(families.FAMILIES, ["Llama3"] if families.ON_JAX else unmarked)
 
 
 NEAR = {

@@ -43,6 +43,7 @@ RELATIVE = f"{ADAM},routed_relative_positions=true"
 SEVERAL_CLUSTERS = (
     "num_clusters=64,clusters_per_query=4,anchor_weight=0.5,centroid_decay=0.99"
 )
+FOUR_OF_64 = "multipole_four_clusters"
 WIKITEXT, ADDRESSES = "valid.txt,test.txt", "sotu.txt"
 # What the tables call the patterns, as `(pattern, routing scope)` of the records.
 ROWS = {
@@ -251,9 +252,9 @@ WITH_MEANS = {
         (),
         (32, MEANS % (16, 16, 2, 1.0)),
     ),
-    ("the same, 4 of 64 clusters", "learned"): ("multipole_four_clusters", (), None),
+    ("the same, 4 of 64 clusters", "learned"): (FOUR_OF_64, (), None),
     ("the same, 4 of 64 clusters", "random"): (
-        "multipole_four_clusters",
+        FOUR_OF_64,
         ("centroid_decay=1.0",),
         (64, MEANS % (8, 24, 4, 1.0)),
     ),
@@ -413,6 +414,7 @@ def test_language_with_a_norm_of_queries_and_keys():
         "token choice, 64 clusters, three settings, 4 clusters per query": (
             *(tokens, f"{several},qk_norm=true"),
         ),
+        "multipole, 64 clusters, 4 clusters per query": (FOUR_OF_64, "qk_norm=true"),
     }
     found = rows_below("| heads, with `qk_norm=true`", page)
     assert sorted(name for name, *_ in found) == sorted(rows)
@@ -448,6 +450,19 @@ def test_sentences_of_settings_on_the_addresses():
         f"the other three, run afterwards, have {later:.3f}.",
     ):
         assert sentence in read("docs/induction.md")
+    normed = "qk_norm=true,num_local_heads=4,num_routed_heads=2"
+    of_multipole = values_of(FOUR_OF_64, 1, files=ADDRESSES, hparams=normed)
+    sentences = [f"they reach {shown(of_multipole)}."]
+    for hparams, sentence in (
+        (None, "That is {:.3f} better than local heads as they are ({:.3f} to {:.3f})"),
+        ("qk_norm=true", "{:.3f} better than those with the norm ({:.3f} to {:.3f})"),
+    ):
+        local = values_of("local", 1, files=ADDRESSES, hparams=hparams)
+        leads = [a - b for a, b in zip(local, of_multipole, strict=True)]
+        sentences.append(
+            sentence.format(statistics.mean(leads), min(leads), max(leads))
+        )
+    assert all(sentence in read("docs/induction.md") for sentence in sentences)
     uneven = f"{fewer},balance_rate=0,revive_centroids_after=20"
     first = of_fewer[0]
     (other,) = values_of(tokens, 1, files=ADDRESSES, hparams=uneven)

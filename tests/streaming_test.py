@@ -51,8 +51,6 @@ def generate(lm, sampler, prompts, length):
     "changes",
     [
         {"routing": "token_choice"},
-        pytest.param({"routing": "expert_choice"}, marks=pytest.mark.thorough),
-        pytest.param({"routing": "linear"}, marks=pytest.mark.thorough),
         pytest.param(
             {"routing": "full", "num_local_only_layers": 0, "num_layers": 1},
             marks=pytest.mark.thorough,

@@ -25,7 +25,6 @@ def problem():
     "routing, with_export",
     [
         ("token_choice", False),
-        pytest.param("expert_choice", False, marks=pytest.mark.thorough),
         pytest.param(
             "expert_choice",
             True,  # tests of SavedModels have one with token choice

@@ -23,7 +23,6 @@ TEXT = {
 # windows and clusters shrink alike, layers to one of each kind.
 PRESETS = {
     "wikitext103_local_cluster4k": {**TEXT, "num_layers": 1},
-    "wikitext103_local_hash4k": {**TEXT, "num_layers": 1},
     "pubmed_local_cluster10k": {
         **TEXT,
         "max_input_length": 128,
@@ -45,10 +44,7 @@ PRESETS = {
     "python_small": {**TEXT, "num_layers": 1},
 }
 # Others compute in float32.
-SHORT_FLOATS = {
-    "wikitext103_local_cluster4k": ("bfloat16", "bf16"),
-    "wikitext103_local_hash4k": ("float16", "f16"),
-}
+SHORT_FLOATS = {"wikitext103_local_cluster4k": ("bfloat16", "bf16")}
 QUICK = "python_small"
 CASES = [
     pytest.param(

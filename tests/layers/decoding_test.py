@@ -73,9 +73,12 @@ WHOLE = {"use_causal_mask": True, "routing_scope": "prefix"}
 FEW = ("token_choice_apart_shifted", "threshold_apart_shifted", "prefix_shifted")
 FEW += ("hashed_apart", "rotary_local_shifted", "linear_shifted", "global", "budget")
 FEW += ("native_sparse", "luna", "sinkhorn", "indexed")
+FEW = FEW[::2] if helpers.ON_JAX else FEW
+# With shifted keys a cache holds what it holds without, and one key more.
+STEPPED = [case for case in CASES if case in FEW or f"{case}_shifted" not in CASES]
 
 
-@pytest.mark.parametrize("case", kinds.some(CASES, FEW))
+@pytest.mark.parametrize("case", kinds.some(STEPPED, FEW))
 def test_steps_equal_the_whole(case):
     # Bounded memories go on behind the length that they were made for.
     expected, unmasked = helpers.assert_steps_equal_the_whole(
@@ -106,7 +109,6 @@ rectangles = functools.partial(layers.LocalHeads, HEADS, (2, 3))
 strides = functools.partial(layers.StridedHeads, HEADS, (2, 3))
 GROUPS = {
     "blocks": lambda: [rectangles(), kinds.experts()],
-    "wide": lambda: [rectangles(flange_blocks=(1, 0))],
     "mixed": lambda: [rectangles(flange_blocks=(0, 1)), strides()],
     "axial": lambda: [
         rectangles(),
@@ -201,6 +203,7 @@ def test_steps_in_a_memory_and_in_blocks_follow_too():
         assert_follows(step, layer(x, cache=cache)[1], 9)
 
 
+@helpers.further_on_jax
 @pytest.mark.parametrize(
     "case", kinds.some(("best_blocks", "native_sparse", "linear", "luna"), ["linear"])
 )

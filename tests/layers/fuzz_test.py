@@ -13,7 +13,7 @@ from tests.layers import fuzzing
 FEW = 6 if keras.backend.backend() == "jax" else 12
 
 
-@pytest.mark.parametrize("examples", [FEW, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [FEW, pytest.param(200, marks=pytest.mark.slow)])
 def test_gives_the_right_answer(examples):
     """The command tries more, which is worth its time after a change of the layers."""
     counts = collections.Counter()

@@ -20,13 +20,12 @@ MORE = {
     "turned": partial(kinds.APART["token_choice_apart"], rotary_positions=True),
 }
 CASES = ["full", "local", "sliding", "strided", "fixed_distinct", "indexed", *MORE]
-CASES += ["two_clusters_apart", "cluster_strided_apart"]
-CASES += ["token_choice_apart", "token_choice_apart_shifted", "threshold_apart"]
-CASES += ["prefix_apart", "prefix_apart_shifted", "multipole_apart"]
+CASES += ["cluster_strided_apart", "token_choice_apart", "token_choice_apart_shifted"]
+CASES += ["prefix_apart_shifted", "multipole_apart"]
 # Their caches hold keys and values for all heads.
 WIDE = ("rounds_apart", "random_apart", "global", "best_blocks")
 # There they hold scores of all queries, too, or the keys of an indexer.
-HALF_WIDE = ("prefix_apart", "prefix_apart_shifted", "cluster_strided_apart", "indexed")
+HALF_WIDE = ("prefix_apart_shifted", "cluster_strided_apart", "indexed")
 FEW = ("local", "token_choice_apart")
 
 

@@ -11,13 +11,15 @@ from tests.zoo import cases
 BATCH, LENGTH, MEMORY, MORE, DIM = 2, 14, 17, 12, 8
 WAYS = [(kind, True) for kind in kinds.CAUSAL if kind not in kinds.SHIFTED]
 WAYS += [(kind, True) for kind in kinds.SHIFTED if "_apart" in kind]
-# The blocks of pairs are shares of the length, and random ones are drawn among all.
-WAYS += [
-    (kind, False) for kind in kinds.WHOLE if kind not in ("block_pair", "random_blocks")
-]
 FEW = ("full", "local", "strided", "best_blocks", "performer", "prefix_apart_shifted")
 FEW += ("token_choice_apart", "hashed", "threshold_apart", "native_sparse", "indexed")
 FEW_WHOLE = ("random", "experts_apart", "linformer", "sinkhorn", "clustered_queries")
+# Blocks of pairs are shares of the length. What both masks have is the same code.
+WAYS += [
+    (kind, False)
+    for kind in kinds.WHOLE
+    if kind in FEW_WHOLE or (kind not in kinds.CAUSAL and kind != "block_pair")
+]
 
 
 @pytest.mark.parametrize(

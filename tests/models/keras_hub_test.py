@@ -12,6 +12,7 @@ import pytest
 from routing_tf import models
 from routing_tf.tokenizers import ByteTokenizer
 from tests import golden_cases
+from tests.layers import helpers
 from tests.layers import kinds
 from tests.models import small_models
 from tests.models import small_seq2seq
@@ -162,6 +163,7 @@ def test_preprocessors(cls, checks):
         assert tuple(ids.shape) == tuple(y.shape) == (2, length)
 
 
+@helpers.further_on_jax
 @pytest.mark.parametrize("cls", kinds.some(TASKS, TASKS[:1]))
 def test_generation_stops_early_if_the_model_says_so(cls):
     lm = cls(**parts_of(cls))

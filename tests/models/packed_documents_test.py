@@ -196,6 +196,7 @@ def test_steps_start_anew_with_a_document(positions):
     np.testing.assert_allclose(again, whole[:, last], rtol=1e-3, atol=1e-4)
 
 
+@helpers.further_on_jax
 def test_ids_may_be_lists():
     lm, x = small_models.language_model(**ROUTED), packed()
     lists = {**x, "segment_ids": x["segment_ids"].tolist()}

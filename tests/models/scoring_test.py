@@ -10,6 +10,7 @@ from routing_tf.layers.support.keras_internals import layers_inside
 from routing_tf.models import scoring
 from routing_tf.tokenizers.text_stream import token_offsets
 from tests import golden_cases
+from tests.layers import helpers
 from tests.models import small_models
 
 LIMIT = small_models.LENGTH
@@ -426,6 +427,7 @@ def test_ids_without_a_tokenizer():
         lm.score([[1], [3, 31]])
 
 
+@helpers.further_on_jax
 def test_places_of_packed_rows(lm):
     ids, segments = np.array([[0, 3, 4, 0, 5, 6, 0, 0]]), [[1, 1, 1, 2, 2, 2, 0, 0]]
     inputs = {

@@ -9,6 +9,7 @@ import pytest
 
 from routing_tf.models import steps
 from tests import golden_cases
+from tests.layers import helpers
 from tests.models import small_models
 from tests.models import small_seq2seq
 
@@ -113,6 +114,7 @@ def log_likelihoods(lm, inputs, rows, mask, prefix):
     return (found[..., 0] * mask[:, 1:]).sum(axis=-1)
 
 
+@helpers.further_on_jax
 @pytest.mark.parametrize(
     "stops, kind",
     [

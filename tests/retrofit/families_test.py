@@ -13,9 +13,9 @@ from tests.retrofit import families
 pytestmark = pytest.mark.usefixtures("eager")
 
 
-def all_families(*unmarked):
-    """Returns the names of all families, all but some of them marked as thorough."""
-    return kinds.some(families.FAMILIES, ["Llama3"] if families.ON_JAX else unmarked)
+def some(names, *unmarked):
+    """Returns families, all but a few of them marked as thorough, on JAX but one."""
+    return kinds.some(names, ["Llama3"] if families.ON_JAX else unmarked)
 
 
 NEAR = {
@@ -51,7 +51,9 @@ def changed():
 
 
 # One of each shape of attention.
-@pytest.mark.parametrize("family", all_families("GPT2", "GPTNeoX", "Gemma2", "Llama3"))
+@pytest.mark.parametrize(
+    "family", some(families.FAMILIES, "GPT2", "GPTNeoX", "Gemma2", "Llama3")
+)
 def test_exact_where_all_pairs_are_near_and_restored_to_the_bit(family):
     model = causal_lm(family)
     before = families.outputs(model)
@@ -69,7 +71,11 @@ def test_exact_where_all_pairs_are_near_and_restored_to_the_bit(family):
     assert paths == [weight.path for weight in model.weights]
 
 
-@pytest.mark.parametrize("family", all_families("GPT2", "Llama3"))
+# Of each way to make queries, keys and layers; the next test has all families.
+OF_EACH_WAY = ("GPT2", "GPTNeoX", "Gemma3", "GptOss", "Llama3", "Mixtral", "Phi3")
+
+
+@pytest.mark.parametrize("family", some(OF_EACH_WAY, "GPT2", "Llama3"))
 def test_sparse_models_are_causal_and_generate_what_whole_passes_say(family, changed):
     before = families.outputs(causal_lm(family))
     model = changed(family, **FAR).model

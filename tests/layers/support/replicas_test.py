@@ -114,10 +114,7 @@ RUNS = [
     # Keras adds up the rows of a first batch, so it is the second that has three. JAX
     # divides each batch evenly.
     *(
-        [
-            {"rows": 7, "masked": False},
-            {"experts": True, "masked": False, "rate": 0.001},
-        ]
+        [{"rows": 7, "experts": True, "masked": False, "rate": 0.001}]
         if keras.backend.backend() == "tensorflow"
         else []
     ),

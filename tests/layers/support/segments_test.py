@@ -317,13 +317,15 @@ def test_segments_of_two_sequences():
     assert ends.tolist() == [[[2, 2, 3, 4, 5, 7, 7]]]
 
 
-STEPS = [kind for kind, causal in WAYS if causal and kind != "experts"]
-STEPS += IN_BLOCKS
 EACH_CACHE = ("full_shifted", "local", "token_choice_shifted", "threshold", "prefix")
 EACH_CACHE += ("random", "reformer")
+STEPS = ("rotary", "sliding", "dilated", "fixed_distinct", "strided_shifted", "rounds")
+STEPS += ("indexed", "indexed_copies_shifted", "cluster_strided", "multipole_apart")
+STEPS += ("token_choice_apart_shifted", "threshold_apart", "prefix_apart_shifted")
+STEPS += ("two_clusters_apart", "hashed_apart_shifted")
 
 
-@pytest.mark.parametrize("kind", kinds.some(STEPS, EACH_CACHE))
+@pytest.mark.parametrize("kind", kinds.some((*STEPS, *EACH_CACHE), EACH_CACHE))
 def test_steps_equal_the_whole_row(kind):
     """After a first part that ends within a document."""
     attention, x = built(maker(kind)), normal(BATCH, LENGTH, DIM)

@@ -48,8 +48,8 @@ ON_ONE_BACKEND = (
     "tests/untrusted_test.py",
     "tests/workers_test.py",
 )
-# Of all layers' tests the first compiles most: on JAX a worker would hold too much with
-# the others.
+# Of all layers' tests the first compiles most: with the others a worker would hold too
+# much. What layers ignore, no part of their process may have.
 HEADS = ("tests/layers/causality_test.py", "tests/layers/heads", "tests/zoo")
 LAYERS = ("tests/layers", *(f"--ignore={path}" for path in HEADS[:2]))
 MODELS = (
@@ -82,11 +82,11 @@ PARTS = ("heads", "layers", "models", "retrofit", "engines", "documentation", "o
 # TensorFlow a worker of the last takes 2 to 3 GB, and what JAX compiles takes more.
 PROCESSES = {
     "tensorflow": (
-        "heads layers",
+        *("heads", "layers"),
         "golden models retrofit engines documentation others",
     ),
     "jax": ("golden", "heads", "layers", "models", "retrofit engines others"),
-    "torch": ("heads layers retrofit",),
+    "torch": ("heads", "layers retrofit"),
 }
 # In the order of `tests/conftest.py`: the longest files first.
 IN_PARALLEL = ("-n", "auto", "--dist", "loadfile", "--no-loadscope-reorder")

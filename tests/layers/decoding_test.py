@@ -73,7 +73,6 @@ WHOLE = {"use_causal_mask": True, "routing_scope": "prefix"}
 FEW = ("token_choice_apart_shifted", "threshold_apart_shifted", "prefix_shifted")
 FEW += ("hashed_apart", "rotary_local_shifted", "linear_shifted", "global", "budget")
 FEW += ("native_sparse", "luna", "sinkhorn", "indexed")
-FEW = FEW[::2] if helpers.ON_JAX else FEW
 # With shifted keys a cache holds what it holds without, and one key more.
 STEPPED = [case for case in CASES if case in FEW or f"{case}_shifted" not in CASES]
 

@@ -42,7 +42,7 @@ def inputs():
 @pytest.mark.parametrize(
     "mode, use_bias, use_gate",
     kinds.some(
-        [("int8", True, True), ("int4", False, False)],
+        [("int8", True, True), ("int4", False, False), ("float8", True, False)],
         [("int8", True, True)],
     ),
 )

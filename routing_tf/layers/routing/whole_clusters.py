@@ -62,6 +62,8 @@ def attend_to_clusters(group, query, members, clusters, ends, counts):
     pairs.append(found.keys.arrange(bias[..., None]))
     rank = tensors.entries_at(found.keys.rank_of_chunk, found.last)
     ends, counts = found.of_queries(ends), found.of_queries(counts)
+    # Reads of nothing stand together, and take no turn.
+    rank = ops.where(ops.any(counts > 0, axis=-1), rank, -1)
     # Those that need most turns come first, and parts take no more than they need.
     order = ops.cast(ops.argsort(-rank, axis=-1), "int32")
     places = [tensors.entries_at(x, order) for x in (found.last, rank)]

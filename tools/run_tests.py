@@ -29,6 +29,7 @@ DATA = (
     "tests/promises_test.py",
     "tests/rooms_test.py",
     "tests/run_directory_test.py",
+    "tests/run_tests_test.py",
     "tests/stop_strings_test.py",
     "tests/text_samples_test.py",
     "tests/tokenizers",

@@ -170,11 +170,15 @@ def test_feed_forward_layers():
             "8,192 tokens, 260 keys",
             ("--lengths=8192", "--num_windows=1"),
         ),
+        (
+            "On JAX, 2,048 tokens, 260 keys",
+            ("--results=benchmarks/retrofit/jax.json", "--num_windows=1"),
+        ),
     ],
 )
-def test_losses_of_a_trained_model(length, arguments):
-    record = f"--results={ROOT / 'benchmarks/retrofit/runs.json'}"
-    options = command_line.parse(retrofit, record, *arguments)
+def test_losses_of_a_trained_model(length, arguments, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    options = command_line.parse(retrofit, *arguments)
     lines = retrofit.tables(retrofit.record.Record(options.results), options)
     printed = [row for row in cells_of(lines[5:]) if "-" not in row]
     assert rows_below(length, EXISTING_MODELS) == printed

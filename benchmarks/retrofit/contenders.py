@@ -180,6 +180,9 @@ CONTENDERS = {
     "multipole with whole clusters": Contender(
         functools.partial(more_clusters, keeps_all=True)
     ),
+    "multipole with 16 whole clusters": Contender(
+        functools.partial(more_clusters, keeps_all=True, clusters_per_query=16)
+    ),
     "multipole with random centroids": Contender(multipole, "random"),
     "multipole with centroids of the sequence": Contender(multipole, "sequence"),
     "sinks and window": Contender(window, "sequence"),

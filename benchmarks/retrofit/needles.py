@@ -21,7 +21,11 @@ from benchmarks.retrofit import contenders
 from benchmarks.retrofit import texts
 
 TASKS = ("repeated sentences", "WikiText")
-NAMES = ("full attention", "multipole with 128 clusters")
+NAMES = (
+    "full attention",
+    "multipole with 128 clusters",
+    "multipole with whole clusters",
+)
 SENTENCES = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and "
     "back again. "

@@ -113,10 +113,10 @@ def test_feed_forward_layers(name, tmp_path):
 
 @on_tensorflow
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MODULES)
-def test_the_table_tells_the_truth(name):
-    needs(name)
-    row = "IndexedHeads"
+def test_the_table_tells_the_truth():
+    """As `tools.export_formats` finds it, of which this is one row in one format."""
+    needs("onnx")
+    row, name = "IndexedHeads", "onnx"
     found = export_formats.results([name], [row])
     assert documented()[row][name] == ("no" if found[row][name] else "yes")
 

@@ -25,6 +25,7 @@ NAMES = (
     "full attention",
     "multipole with 128 clusters",
     "multipole with whole clusters",
+    "multipole with 16 whole clusters",
 )
 SENTENCES = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and "

@@ -125,8 +125,8 @@ def test_seeds_trained_at_once_end_as_each_by_itself(tmp_path):
     arguments = [
         *("-m", "benchmarks.recall", "--patterns=token choice"),
         *("--key_shifts=1", "--sizes=16x2", "--windows=8", "--vocabulary=160"),
-        *("--width=8", "--key_dim=8", "--batch_size=8", "--steps=20"),
-        *("--eval_every=10", "--seeds=0,1"),
+        *("--width=8", "--key_dim=8", "--batch_size=8", "--steps=60"),
+        *("--eval_every=30", "--seeds=0,1"),
     ]
     curves = []
     for name, more in (("each", []), ("at_once", ["--seeds_at_once"])):

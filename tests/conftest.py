@@ -22,10 +22,11 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Where it may, MKL, which computes for torch, rounds a product by where it stands in
 # memory: a later token would change the last bits of earlier outputs.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
-# So does oneDNN, which computes for TensorFlow, where it has AVX2 and not AVX-512.
+# So does oneDNN, which computes for TensorFlow, where it has AVX2 and not AVX-512. With
+# less than AVX, OpenVINO cannot run, which has a oneDNN of its own.
 PROCESSORS = pathlib.Path("/proc/cpuinfo")
 if PROCESSORS.exists() and "avx512" not in PROCESSORS.read_text():
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "SSE41")
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX")
 # Small products on many threads: torch's threads would mostly wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # TensorFlow's notes on processors and accelerators drown the tests' own output.

@@ -37,6 +37,7 @@ from tests.commands_test import define
 pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = "docs/benchmarks.md"
+SETTINGS = "docs/cluster_settings.md"
 EXISTING_MODELS = "docs/existing_models.md"
 ADAM = "optimizer=adam,learning_rate=0.004"
 RELATIVE = f"{ADAM},routed_relative_positions=true"
@@ -227,7 +228,7 @@ def test_recall():
 
 
 def test_recall_of_keys_that_come_again_as_other_tokens():
-    for name, *cells in rows_below("### Reading beyond", "docs/induction.md"):
+    for name, *cells in rows_below("## Reading beyond", SETTINGS):
         assert cells == [recalled_as_others(name, column) for column in (0, 1)], name
 
 
@@ -266,7 +267,7 @@ WITH_MEANS = {
 
 
 def test_heads_with_means():
-    first, *rows = rows_below("**Means.**", "docs/induction.md")
+    first, *rows = rows_below("## Finding what", "docs/induction.md")
     plain = "token choice, no exploring"
     cells = [bits("token choice", 1, hparams=each) for each in (None, "qk_norm=true")]
     cells += [recalled_as_others(plain, column) for column in (0, 1)]
@@ -315,7 +316,7 @@ def test_recall_of_equal_keys_with_positions_of_rank():
         *("--num_clusters=32", "--exploring_queries=32", "--patterns=token choice"),
     )
     options = "balance_rate=0.03,decay=0.99,%smax_relative_position=32"
-    for name, *cells in rows_below("**Positions of rank", "docs/induction.md"):
+    for name, *cells in rows_below("**Positions of rank", SETTINGS):
         weight = name.rpartition(" ")[2]
         anchors = "" if name == "no anchors" else f"anchor_weight={weight},"
         given = (*arguments, f"--options={options % anchors}")
@@ -405,7 +406,7 @@ def all_patterns():
 
 
 def test_language_with_a_norm_of_queries_and_keys():
-    page, tokens, several = "docs/induction.md", "token choice", SEVERAL_CLUSTERS
+    page, tokens, several = SETTINGS, "token choice", SEVERAL_CLUSTERS
     rows = {
         "full": ("full", "qk_norm=true"),
         "local": ("local", "qk_norm=true"),
@@ -443,7 +444,7 @@ def test_sentences_of_settings_on_the_addresses():
         (tokens, f"attention_window=128,{several}"),
     ):
         values = values_of(pattern, 1, files=ADDRESSES, hparams=hparams)
-        assert shown(values, "not run") in read("docs/induction.md"), hparams
+        assert shown(values, "not run") in read(SETTINGS), hparams
     of_fewer = values_of(tokens, 1, files=ADDRESSES, hparams=fewer)
     local = values_of("local", 1, files=ADDRESSES, hparams=None)
     leads = [a - b for a, b in zip(local, of_fewer, strict=True)]
@@ -453,7 +454,7 @@ def test_sentences_of_settings_on_the_addresses():
         f"same seed of local heads: {min(leads):.3f} to {max(leads):.3f})",
         f"the other three, run afterwards, have {later:.3f}.",
     ):
-        assert sentence in read("docs/induction.md")
+        assert sentence in read(SETTINGS)
     normed = "qk_norm=true,num_local_heads=4,num_routed_heads=2"
     of_multipole = values_of(FOUR_OF_64, 1, files=ADDRESSES, hparams=normed)
     sentences = [f"they reach {shown(of_multipole)}."]
@@ -466,12 +467,12 @@ def test_sentences_of_settings_on_the_addresses():
         sentences.append(
             sentence.format(statistics.mean(leads), min(leads), max(leads))
         )
-    assert all(sentence in read("docs/induction.md") for sentence in sentences)
+    assert all(sentence in read(SETTINGS) for sentence in sentences)
     uneven = f"{fewer},balance_rate=0,revive_centroids_after=20"
     first = of_fewer[0]
     (other,) = values_of(tokens, 1, files=ADDRESSES, hparams=uneven)
     sentence = f"its first seed has {other:.3f} in place of {first:.3f}."
-    assert sentence in read("docs/induction.md")
+    assert sentence in read(SETTINGS)
 
 
 def test_all_patterns():
@@ -496,7 +497,7 @@ def figures_of_tables():
 
     Those of times as sentences have them too, with three digits.
     """
-    names = BENCHMARKS, "docs/induction.md", "docs/existing_models.md"
+    names = BENCHMARKS, SETTINGS, "docs/induction.md", EXISTING_MODELS
     pages = [(ROOT / page).read_text() for page in names]
     lines = [line for page in pages for line in page.splitlines() if line[:1] == "|"]
     found = FIGURE.findall("\n".join(lines))
@@ -552,8 +553,8 @@ def test_sentences_of_the_readme():
     """Here a figure in the place of another one would mislead most."""
     cells_of = {pattern: cells for (pattern, _), cells in recalled(*MAIN).items()}
     large = {name: cells[1].partition(" ")[0] for name, cells in cells_of.items()}
-    exploring = "token choice, with the three settings", "hashed"
-    taught, hashed = (recalled_as_others(name, 0)[:5] for name in exploring)
+    hashed = recalled_as_others("hashed", 0)[:5]
+    means = recalled_with_means((32, MEANS % (16, 16, 2, 1.0)), "128x8")[:5]
     names = "token choice", "local", "full"
     routed, local, full = (mean(name, 1) for name in names)
     later = [mean(name, 1, steps=9000) for name in ("full", "token choice")]
@@ -561,7 +562,8 @@ def test_sentences_of_the_readme():
     for sentence in (
         f"predicts {large['token choice']} of the values. With local heads in that "
         f"layer it predicts {large['local']}, and with full attention {large['full']}.",
-        f"one head then predicts {taught}, and a hashed head that explores {hashed}.",
+        f"predicts {means} of 8 values in 128 tokens, and a hashed one that explores "
+        f"{hashed}.",
         f"reaches {routed} bits per byte in 900 steps, local heads {local}, full "
         f"attention {full}; with",
         f"it is {by_norm[0]} against {by_norm[1]}. After 9,000 steps without it full "

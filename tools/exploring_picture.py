@@ -2,8 +2,9 @@
 
 Usage: python tools/exploring_picture.py [--output=docs/exploring.png]
 
-The runs are those of `benchmarks/recall.json` that docs/induction.md has the commands
-of: a key comes again as another token, and routing was looked at while training.
+The runs are those of `benchmarks/recall.json` whose commands are in docs/induction.md
+and docs/cluster_settings.md: a key comes again as another token, and routing was
+looked at while training.
 """
 
 import argparse

@@ -11,7 +11,7 @@ from tests.documented_figures_test import rows_below
 from tests.documented_figures_test import shown
 
 pytestmark = pytest.mark.slow
-PAGE = "docs/induction.md"
+PAGE = "docs/cluster_settings.md"
 X = "num_clusters=32,clusters_per_query=2,anchor_weight=0.5,centroid_decay=0.99"
 LOCAL = "num_local_only_layers=4,local_block_length=32,local_key_shift=1"
 HASHED = "routing=hashed"

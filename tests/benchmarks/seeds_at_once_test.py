@@ -125,8 +125,8 @@ def test_seeds_trained_at_once_end_as_each_by_itself(tmp_path):
     arguments = [
         *("-m", "benchmarks.recall", "--patterns=token choice"),
         *("--key_shifts=1", "--sizes=16x2", "--windows=8", "--vocabulary=160"),
-        *("--width=8", "--key_dim=8", "--batch_size=8", "--steps=60"),
-        *("--eval_every=30", "--seeds=0,1"),
+        *("--width=8", "--key_dim=8", "--batch_size=8", "--steps=100"),
+        *("--eval_every=50", "--seeds=0,1"),
     ]
     curves = []
     for name, more in (("each", []), ("at_once", ["--seeds_at_once"])):
@@ -137,5 +137,6 @@ def test_seeds_trained_at_once_end_as_each_by_itself(tmp_path):
         runs = json.loads(path.read_text())["runs"]
         curves.append([run["curve"] for run in runs])
     each, at_once = np.array(curves)
-    assert (each[0] != each[1]).any()
-    np.testing.assert_allclose(each, at_once, atol=0.003)
+    tolerance = 0.003
+    assert np.abs(each[0] - each[1]).max() > tolerance
+    np.testing.assert_allclose(each, at_once, atol=tolerance)

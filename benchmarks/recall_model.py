@@ -147,7 +147,8 @@ class Network:
             make_optimizer(settings),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             metrics=["accuracy"],
-            # On a CPU XLA saves TensorFlow less than it takes; JAX has nothing else.
+            # On a CPU XLA saves TensorFlow less than it takes; JAX would compute each
+            # operation by itself.
             jit_compile=keras.backend.backend() == "jax",
         )
         self._scorers = {}

@@ -168,6 +168,9 @@ CONTENDERS = {
     "multipole with four clusters and equal shares": Contender(equal_shares),
     "multipole with keep_full=auto": Contender(multipole, keep_full="auto"),
     "multipole with 128 clusters": Contender(more_clusters),
+    "multipole with 128 clusters and keep_full=auto": Contender(
+        more_clusters, keep_full="auto"
+    ),
     "multipole with 128 clusters and a quarter near": Contender(
         functools.partial(
             more_clusters, near_share=0.25, num_recent=48, block_length=32

@@ -17,6 +17,7 @@ import statistics
 import numpy as np
 from absl import app
 from absl import flags
+from tqdm import tqdm
 
 from benchmarks import machine
 from benchmarks import record
@@ -43,6 +44,13 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_integer("length", 2048, "Tokens of a window.", **define)
     flags.DEFINE_integer("continuation", 256, "Tokens that are scored.", **define)
     flags.DEFINE_list("read", [], "Last tokens that are read. Default: all.", **define)
+    flags.DEFINE_integer(
+        "chunk",
+        None,
+        "Tokens that heads that are not presses read at once, through their caches, "
+        "for contexts that do not fit in memory otherwise. Default: all.",
+        **define,
+    )
     flags.DEFINE_integer("keys", 260, "Keys that a query reads.", **define)
     flags.DEFINE_integer("num_windows", 4, "Windows of each text.", **define)
     flags.DEFINE_string(
@@ -63,6 +71,8 @@ def main(argv):
         raise app.UsageError(f"--contenders has unknown names: {sorted(unknown)}")
     if options.read and set(options.contenders) & set(PRESSES):
         raise app.UsageError("--read is for heads that are not presses")
+    if options.chunk and any(number % options.chunk for number in reads(options)):
+        raise app.UsageError("--chunk must divide the numbers of tokens that are read")
     runs = record.Record(options.results)
     if not options.print_only:
         for name in options.contenders:
@@ -126,7 +136,35 @@ def changed(name, options):
     lm = smollm2.load()
     calibration = texts.calibration_of(lm.preprocessor.tokenizer, options.texts)
     contenders.CONTENDERS[name].put_into(lm, options.keys, calibration)
+    if options.chunk:
+        return in_chunks(lm, options.chunk)
     return lambda ids: scoring.log_likelihoods(lm, ids[None, :-1], ids[None, 1:])[0]
+
+
+def in_chunks(lm, size):
+    """Returns such a function that reads so many ids at once, through caches."""
+    import tensorflow as tf
+
+    from routing_tf.retrofit import generation
+
+    decoder = generation.Decoder(lm)
+
+    @tf.function
+    def read(ids, targets, caches, first):
+        logits, _, caches = decoder.call_with_cache(ids, caches, first)
+        found = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, logits)
+        return -found[0], caches
+
+    def score(ids):
+        caches, found = decoder.make_caches(1, len(ids)), []
+        targets = np.append(ids[1:], 0)  # the last one is not scored
+        for first in tqdm(range(0, len(ids), size), unit="chunk", disable=None):
+            rows = (x[None, first : first + size] for x in (ids, targets))
+            scores, caches = read(*map(tf.constant, rows), caches, tf.constant(first))
+            found.append(scores.numpy())
+        return np.concatenate(found)[:-1]
+
+    return score
 
 
 def pressed(name, options):

@@ -9,6 +9,7 @@ windows that are not trained on go into a file, before, between and after. Train
 goes on where it was stopped (`--weights`), and `--print_only` prints what is there.
 """
 
+import pathlib
 import statistics
 
 import keras
@@ -49,6 +50,12 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_integer("keys", 260, "Keys that a query reads.", **define)
     flags.DEFINE_integer("length", 1024, "Tokens of a row to train on.", **define)
     flags.DEFINE_integer("fit_steps", 20, "Rows to fit layers on.", **define)
+    flags.DEFINE_float(
+        "fit_learning_rate",
+        None,
+        "The largest one of the fit; None for the constant one of `distill`.",
+        **define,
+    )
     flags.DEFINE_integer("steps", 280, "Rows to train adapters on.", **define)
     flags.DEFINE_integer("rank", 8, "Rank of the adapters.", **define)
     flags.DEFINE_float("learning_rate", 2e-4, "That of the adapters.", **define)
@@ -82,6 +89,8 @@ def settings_of(stage, text, window, options):
         settings |= {"contender": options.contender, "keys": options.keys}
     if stage in (FITTED, TRAINED):
         settings |= {"trained_length": options.length, "fit_steps": options.fit_steps}
+        if options.fit_learning_rate:
+            settings["fit_learning_rate"] = options.fit_learning_rate
     if stage == TRAINED:
         settings |= {
             "steps": options.steps,
@@ -111,8 +120,7 @@ def train(runs, options):
     contenders.CONTENDERS[options.contender].put_into(lm, options.keys, calibration)
     score(runs, lm, UNTRAINED, options)
     rows = rows_of(tokenizer, options)
-    if options.fit_steps:
-        retrofit.distill(lm, rows[: options.fit_steps], options.fit_steps)
+    fit_layers(lm, rows[: options.fit_steps], options)
     score(runs, lm, FITTED, options)
     train_adapters(lm, teacher, rows[options.fit_steps :], options)
     score(runs, lm, TRAINED, options)
@@ -123,7 +131,9 @@ def rows_of(tokenizer, options):
     number = options.fit_steps + options.steps
     parts = []
     for name in TRAINED_ON:
-        found = texts.windows_of(tokenizer, name, options.texts, options.length, number)
+        found = texts.windows_of(
+            tokenizer, [name], options.texts, options.length, number
+        )
         # Centroids come from the start of the first one.
         parts.append(found[texts.CALIBRATION_LENGTH // options.length :])
     wiki, python = parts[0], np.concatenate(parts[1:])
@@ -136,14 +146,32 @@ def rows_of(tokenizer, options):
     return np.stack(rows, axis=1).reshape(2 * half, options.length)[:number]
 
 
+def fit_layers(lm, rows, options):
+    """Fits layers on a row a step, or reads from `--weights` what was fitted."""
+    path = pathlib.Path(options.weights, "fitted.weights.h5")
+    if path.exists():
+        lm.backbone.load_weights(path)
+    elif len(rows):
+        rate = options.fit_learning_rate
+        optimizer = adam(rate, len(rows)) if rate else None
+        retrofit.distill(lm, rows, len(rows), optimizer)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lm.backbone.save_weights(path)
+
+
+def adam(learning_rate, steps):
+    """Makes an optimizer whose learning rate rises, and then falls until the end."""
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, steps, warmup_target=learning_rate, warmup_steps=WARMUP
+    )
+    return keras.optimizers.Adam(schedule, clipnorm=1.0)
+
+
 def train_adapters(lm, teacher, rows, options):
     """Trains adapters on a row a step, from where `--weights` has them."""
     lm.backbone.enable_lora(options.rank)
     student = Student(lm, teacher)
-    rate = keras.optimizers.schedules.CosineDecay(
-        0.0, len(rows), warmup_target=options.learning_rate, warmup_steps=WARMUP
-    )
-    optimizer = keras.optimizers.Adam(rate, clipnorm=1.0)
+    optimizer = adam(options.learning_rate, len(rows))
     student.compile(optimizer=optimizer, jit_compile=False)
     adapters = lm.backbone.trainable_variables
     optimizer.build(adapters)

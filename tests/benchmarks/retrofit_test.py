@@ -5,10 +5,12 @@ import types
 import numpy as np
 import pytest
 
+from benchmarks.retrofit import continuation
 from benchmarks.retrofit import needles
 from benchmarks.retrofit import training
 from routing_tf import layers
 from routing_tf import retrofit
+from routing_tf.retrofit import scoring
 from tests.retrofit import families
 
 
@@ -26,6 +28,18 @@ def test_a_sample_has_its_needle_and_ends_with_the_answer():
         assert len(text) == 600 and question.endswith("provided text is")
         assert f" is:{answer}. " in question
         assert question.count(answer) == 1
+
+
+@pytest.mark.slow
+def test_a_text_that_is_read_in_chunks_has_the_scores_of_one_call():
+    rows = np.random.default_rng(0).integers(families.VOCABULARY, size=(1, 24))
+    rows = rows.astype("int32")
+    lm = families.causal_lm("Llama")
+    sizes = {"num_recent": 4, "attention_window": 4, "num_clusters": 2}
+    retrofit.sparsify(lm, rows, keep_full=(), **sizes)
+    whole = scoring.log_likelihoods(lm, rows[:, :-1], rows[:, 1:])[0]
+    in_chunks = continuation.in_chunks(lm, 8)(rows[0])
+    np.testing.assert_allclose(in_chunks, whole, atol=1e-5)
 
 
 @pytest.mark.slow

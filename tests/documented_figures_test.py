@@ -191,7 +191,18 @@ def test_losses_of_a_trained_model(length, arguments, monkeypatch):
         ("one step", retrofit_speed, ("--lengths=2048,8192,32768",)),
         ("all tokens at once", retrofit_speed, ("--what=prefill", "--lengths=8192")),
         ("right answers", needles, ()),
-        ("nats beyond full attention, ", training, ()),
+        ("nats beyond full attention, 2,048 tokens, 260 ", training, ()),
+        (
+            "nats beyond full attention, 2,048 tokens, 132 ",
+            training,
+            (
+                "--keys=132",
+                "--fit_steps=70",
+                "--fit_learning_rate=3e-4",
+                "--steps=60",
+                "--learning_rate=1e-3",
+            ),
+        ),
         ("nats per token, the last 256 ", continuation, ()),
         (
             "nats per token, the last 4,096 ",

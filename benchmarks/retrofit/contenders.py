@@ -123,13 +123,14 @@ def more_clusters(number, keys, **kwargs):
     return multipole(number, keys, most_of_one=0.25, num_clusters=128, **kwargs)
 
 
-def far_distance(number, keys, distance=4096):
+def far_distance(number, keys, distance=4096, **kwargs):
     """All keys that are not near are compared as if at one distance."""
     import keras_hub
 
     # That of the model replaces it.
     rotary = keras_hub.layers.RotaryEmbedding()
-    return more_clusters(number, keys, far_distance=distance, rotary=rotary)
+    settings = {"far_distance": distance, "rotary": rotary}
+    return more_clusters(number, keys, **settings, **kwargs)
 
 
 def equal_shares(number, keys):
@@ -179,6 +180,9 @@ CONTENDERS = {
     "multipole with far_distance=4096": Contender(far_distance),
     "multipole with far_distance=1024": Contender(
         functools.partial(far_distance, distance=1024)
+    ),
+    "multipole with far_distance=1024 without means": Contender(
+        functools.partial(far_distance, distance=1024, summaries=False)
     ),
     "multipole with whole clusters": Contender(
         functools.partial(more_clusters, keeps_all=True)

@@ -205,7 +205,7 @@ def test_losses_of_a_trained_model(length, arguments, monkeypatch):
         ),
         ("nats per token, the last 256 ", continuation, ()),
         (
-            "nats per token, the last 4,096 ",
+            "nats per token, the last 4,096 of 16,384 ",
             continuation,
             (
                 "--length=16384",
@@ -214,6 +214,17 @@ def test_losses_of_a_trained_model(length, arguments, monkeypatch):
                 "--read=8192,16384",
                 "--contenders=multipole with 128 clusters,"
                 "multipole with far_distance=4096,multipole with far_distance=1024",
+            ),
+        ),
+        (
+            "nats per token, the last 4,096 of 65,536 ",
+            continuation,
+            (
+                "--length=65536",
+                "--continuation=4096",
+                "--num_windows=1",
+                "--read=8192,65536",
+                "--contenders=multipole with far_distance=1024",
             ),
         ),
     ],

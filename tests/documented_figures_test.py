@@ -203,6 +203,19 @@ def test_losses_of_a_trained_model(length, arguments, monkeypatch):
                 "--learning_rate=1e-3",
             ),
         ),
+        (
+            "nats beyond full attention, 8,192 tokens, 132 ",
+            training,
+            (
+                "--keys=132",
+                "--fit_steps=70",
+                "--fit_learning_rate=3e-4",
+                "--steps=60",
+                "--learning_rate=1e-3",
+                "--scored_length=8192",
+                "--num_windows=1",
+            ),
+        ),
         ("nats per token, the last 256 ", continuation, ()),
         (
             "nats per token, the last 4,096 of 16,384 ",
@@ -224,7 +237,8 @@ def test_losses_of_a_trained_model(length, arguments, monkeypatch):
                 "--continuation=4096",
                 "--num_windows=1",
                 "--read=8192,65536",
-                "--contenders=multipole with far_distance=1024",
+                "--contenders=multipole with far_distance=1024,"
+                "multipole with far_distance=1024 without means",
             ),
         ),
     ],

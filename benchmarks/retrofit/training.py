@@ -62,7 +62,10 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_integer("scored_length", 2048, "Tokens of a window.", **define)
     flags.DEFINE_integer("num_windows", 2, "Windows of each text.", **define)
     flags.DEFINE_string(
-        "weights", "adapters", "Folder to go on from after a stop.", **define
+        "weights",
+        "adapters",
+        "Folder to go on from after a stop. Other settings need another one.",
+        **define,
     )
     flags.DEFINE_string(
         "results", "benchmarks/retrofit/training.json", "File of the figures.", **define

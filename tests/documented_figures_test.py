@@ -45,6 +45,11 @@ SEVERAL_CLUSTERS = (
     "num_clusters=64,clusters_per_query=4,anchor_weight=0.5,centroid_decay=0.99"
 )
 FOUR_OF_64 = "multipole_four_clusters"
+# Training of a model that reads 132 keys.
+FEW_KEYS = (
+    *("--keys=132", "--fit_steps=70", "--fit_learning_rate=3e-4"),
+    *("--steps=60", "--learning_rate=1e-3"),
+)
 WIKITEXT, ADDRESSES = "valid.txt,test.txt", "sotu.txt"
 # What the tables call the patterns, as `(pattern, routing scope)` of the records.
 ROWS = {
@@ -195,26 +200,12 @@ def test_losses_of_a_trained_model(length, arguments, monkeypatch):
         (
             "nats beyond full attention, 2,048 tokens, 132 ",
             training,
-            (
-                "--keys=132",
-                "--fit_steps=70",
-                "--fit_learning_rate=3e-4",
-                "--steps=60",
-                "--learning_rate=1e-3",
-            ),
+            FEW_KEYS,
         ),
         (
             "nats beyond full attention, 8,192 tokens, 132 ",
             training,
-            (
-                "--keys=132",
-                "--fit_steps=70",
-                "--fit_learning_rate=3e-4",
-                "--steps=60",
-                "--learning_rate=1e-3",
-                "--scored_length=8192",
-                "--num_windows=1",
-            ),
+            (*FEW_KEYS, "--scored_length=8192", "--num_windows=1"),
         ),
         ("nats per token, the last 256 ", continuation, ()),
         (

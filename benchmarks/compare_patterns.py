@@ -130,7 +130,17 @@ def model_dir(output_dir, pattern, key_shift, steps, seed, hparams=None):
     return pathlib.Path(output_dir, f"{name}_{key_shift}_{steps}_{seed}{changed}")
 
 
-def train(folder, pattern, key_shift, seed, steps, files=None, hparams=None):
+def train(
+    folder,
+    pattern,
+    key_shift,
+    seed,
+    steps,
+    files=None,
+    hparams=None,
+    eval_every=0,
+    eval_examples=2,
+):
     """Trains one run, or finishes it, in a process of its own."""
     saved = checkpoints.paths(folder)
     if saved and checkpoints.step_of(saved[-1]) == steps:
@@ -147,8 +157,8 @@ def train(folder, pattern, key_shift, seed, steps, files=None, hparams=None):
         f"--hparams_set={PRESET}",
         "--hparams=" + ",".join([*([hparams] if hparams else []), *changed]),
         f"--seed={seed}",
-        "--eval_every=0",
-        "--eval_examples=2",
+        f"--eval_every={eval_every}",
+        f"--eval_examples={eval_examples}",
         "--sample_bytes=0",
     ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

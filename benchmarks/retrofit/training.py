@@ -9,6 +9,7 @@ windows that are not trained on go into a file, before, between and after. Train
 goes on where it was stopped (`--weights`), and `--print_only` prints what is there.
 """
 
+import json
 import pathlib
 import statistics
 
@@ -35,6 +36,11 @@ TRAINED_ON = (
 )
 STAGES = ("full attention", "not trained", "fitted", "fitted, adapters trained")
 FULL, UNTRAINED, FITTED, TRAINED = STAGES
+#: Flags that decide what is learned.
+TRAINING = (
+    *("contender", "keys", "length", "fit_steps", "fit_learning_rate"),
+    *("steps", "rank", "learning_rate"),
+)
 #: Steps between two files of weights, and those in which the learning rate rises.
 SAVED_EVERY, WARMUP = 20, 10
 
@@ -62,10 +68,7 @@ def define_flags(values=flags.FLAGS):
     flags.DEFINE_integer("scored_length", 2048, "Tokens of a window.", **define)
     flags.DEFINE_integer("num_windows", 2, "Windows of each text.", **define)
     flags.DEFINE_string(
-        "weights",
-        "adapters",
-        "Folder to go on from after a stop. Other settings need another one.",
-        **define,
+        "weights", "adapters", "Folder to go on from after a stop.", **define
     )
     flags.DEFINE_string(
         "results", "benchmarks/retrofit/training.json", "File of the figures.", **define
@@ -112,10 +115,30 @@ def all_settings(stage, options):
     ]
 
 
+def check_weights(options):
+    """Checks that the folder of weights is of these settings, or makes it so.
+
+    Raises:
+        ValueError: if it is of others.
+    """
+    path = pathlib.Path(options.weights, "settings.json")
+    own = {name: getattr(options, name) for name in TRAINING}
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(own))
+    elif (found := json.loads(path.read_text())) != own:
+        other = {name: value for name, value in found.items() if value != own[name]}
+        raise ValueError(
+            "`--weights` must be a new folder, or one of the same settings. Received: "
+            f"{options.weights}, which is of {other}. Name another folder"
+        )
+
+
 def train(runs, options):
     """Goes through all stages, and scores each that is missing."""
     from benchmarks.retrofit import smollm2
 
+    check_weights(options)
     lm, teacher = smollm2.load(), smollm2.load()
     tokenizer = lm.preprocessor.tokenizer
     score(runs, teacher, FULL, options)
@@ -158,7 +181,6 @@ def fit_layers(lm, rows, options):
         rate = options.fit_learning_rate
         optimizer = adam(rate, len(rows)) if rate else None
         retrofit.distill(lm, rows, len(rows), optimizer)
-        path.parent.mkdir(parents=True, exist_ok=True)
         lm.backbone.save_weights(path)
 
 

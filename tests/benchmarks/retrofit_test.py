@@ -11,6 +11,7 @@ from benchmarks.retrofit import training
 from routing_tf import layers
 from routing_tf import retrofit
 from routing_tf.retrofit import scoring
+from tests import command_line
 from tests.retrofit import families
 
 
@@ -40,6 +41,38 @@ def test_a_text_that_is_read_in_chunks_has_the_scores_of_one_call():
     whole = scoring.log_likelihoods(lm, rows[:, :-1], rows[:, 1:])[0]
     in_chunks = continuation.in_chunks(lm, 8)(rows[0])
     np.testing.assert_allclose(in_chunks, whole, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager")
+def test_a_fit_that_is_done_is_read_from_its_file(tmp_path, monkeypatch):
+    rows = np.random.default_rng(0).integers(families.VOCABULARY, size=(2, 24))
+    options = types.SimpleNamespace(weights=str(tmp_path), fit_learning_rate=None)
+    teacher = families.causal_lm("Llama")
+
+    def fitted():
+        lm = families.causal_lm("Llama")
+        lm.set_weights(teacher.get_weights())
+        sizes = {"num_recent": 4, "attention_window": 4, "num_clusters": 2}
+        retrofit.sparsify(lm, rows, keep_full=(), **sizes)
+        before = lm.get_weights()
+        training.fit_layers(lm, rows, options)
+        return before, lm.get_weights()
+
+    before, first = fitted()
+    assert any((old != new).any() for old, new in zip(before, first, strict=True))
+    monkeypatch.setattr(retrofit, "distill", None)  # not called
+    for old, new in zip(first, fitted()[1], strict=True):
+        np.testing.assert_array_equal(new, old)
+
+
+def test_weights_of_other_settings_are_refused(tmp_path):
+    folder = f"--weights={tmp_path / 'new'}"
+    training.check_weights(command_line.parse(training, folder))
+    training.check_weights(command_line.parse(training, folder, "--num_windows=1"))
+    other = command_line.parse(training, folder, "--rank=4")
+    with pytest.raises(ValueError, match=r"`--weights` must .* is of {'rank': 8}"):
+        training.check_weights(other)
 
 
 @pytest.mark.slow

@@ -141,9 +141,25 @@ def train(
     eval_every=0,
     eval_examples=2,
 ):
-    """Trains one run, or finishes it, in a process of its own."""
-    saved = checkpoints.paths(folder)
-    if saved and checkpoints.step_of(saved[-1]) == steps:
+    """Trains one run, or finishes it, in a process of its own.
+
+    Args:
+        folder: the model directory.
+        pattern: name of the pattern.
+        key_shift: 0 or 1.
+        seed: that of weights and order of the data.
+        steps: number of training steps.
+        files: text files as `--files` takes them; None for Python's source.
+        hparams: hyperparameters that are not the main job's; None for none.
+        eval_every: steps between evaluations and checkpoints; 0 (the default): no
+            evaluations between the first and the last step.
+        eval_examples: number of held-out windows in an evaluation.
+
+    Raises:
+        ChildProcessError: if the run was stopped before its last step.
+    """
+    # The last evaluation comes after the last checkpoint.
+    if not eval_every and is_done(folder, steps):
         return
     changes = {**changes_of(pattern, key_shift), "train_steps": steps}
     changed = [f"{name}={value}" for name, value in changes.items()]
@@ -158,10 +174,22 @@ def train(
         "--hparams=" + ",".join([*([hparams] if hparams else []), *changed]),
         f"--seed={seed}",
         f"--eval_every={eval_every}",
+        *([f"--checkpoint_every={eval_every}"] if eval_every else []),
         f"--eval_examples={eval_examples}",
         "--sample_bytes=0",
     ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    if not is_done(folder, steps):
+        raise ChildProcessError(
+            f"the run in {folder} was stopped before step {steps:,}. Give the command "
+            "again to go on"
+        )
+
+
+def is_done(folder, steps):
+    """Returns whether the last checkpoint of a run is of this step."""
+    saved = checkpoints.paths(folder)
+    return bool(saved) and checkpoints.step_of(saved[-1]) == steps
 
 
 def score(folder, num_examples):

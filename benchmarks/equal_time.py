@@ -4,14 +4,16 @@
     python -m benchmarks.equal_time --minutes=120 --patterns=full,multipole
     python -m benchmarks.equal_time --print_only --plot=docs/equal_time.png
 
-All models have the same width and data, one text of 8,192 bytes a step, and the key
-shift. First all take turns in training steps, which tells their speed on this machine.
-Each then trains as many steps as it makes in the time; its schedule ends with them, and
-has the main job's share of warm-up. Scores during training take no part of the time.
-The runs stay in the output folder; the figures are kept in a file, and what it has is
-not computed again, so a second call goes on where the first was stopped.
+All models have the same width, data and key shift; a step reads one text of 8,192
+bytes. First all take turns in training steps, which tells their speed. Each then trains
+as many steps as it makes in the time at this speed. The learning rate ends with the
+last step, and warm-up is the same share of the steps as in the main job. Scores do not
+count as training.
 
-`taskset -c 0` before the command gives each model one core.
+The runs stay in the output folder; the figures, speeds too, are kept in a file, and
+what it has is not computed again, so a second call goes on where the first was stopped.
+Another machine, or another number of cores (`taskset -c 0` before the command gives all
+models one core), needs another `--results`.
 """
 
 import json
@@ -23,6 +25,7 @@ from absl import flags
 
 from benchmarks import compare_patterns
 from benchmarks import contest
+from benchmarks import machine
 from benchmarks.compare_patterns import Figures
 from routing_tf.models.presets import preset_hyperparameters
 
@@ -61,8 +64,8 @@ def hparams_of(length, steps=None):
 
     Args:
         length: bytes of a text, and of a batch.
-        steps: number of training steps, whose share of warm-up stays the main job's;
-            None (the default) for the main job's warm-up.
+        steps: number of training steps, of which warm-up is the same share as in the
+            main job; None (the default) for as many steps of warm-up as there.
     """
     changes = {"max_sequence_length": length, "batch_tokens": length}
     if steps is not None:
@@ -73,25 +76,31 @@ def hparams_of(length, steps=None):
 
 
 def speeds_of(options, patterns, figures):
-    """Returns tokens per second by pattern, and measures all where one is missing."""
+    """Returns tokens per second by pattern; all that are missing take turns."""
     keys = {"kind": "speed", "length": options.length}
-    if not all(figures.find(**keys, pattern=pattern) for pattern in patterns):
-        models = [(pattern, KEY_SHIFT) for pattern in patterns]
+    missing = [each for each in patterns if not figures.find(**keys, pattern=each)]
+    if missing:
         measured = compare_patterns.time_steps(
-            models, options.rounds, hparams_of(options.length)
+            [(pattern, KEY_SHIFT) for pattern in missing],
+            options.rounds,
+            hparams_of(options.length),
         )
-        for pattern, (speed, weights) in zip(patterns, measured, strict=True):
+        for pattern, (speed, weights) in zip(missing, measured, strict=True):
             figures.add(
-                **keys, pattern=pattern, tokens_per_second=round(speed), weights=weights
+                **keys,
+                pattern=pattern,
+                tokens_per_second=round(speed),
+                weights=weights,
+                machine=machine.words(),
             )
     return {
-        pattern: figures.find(**keys, pattern=pattern)[-1]["tokens_per_second"]
+        pattern: figures.find(**keys, pattern=pattern)[0]["tokens_per_second"]
         for pattern in patterns
     }
 
 
 def steps_in(minutes, tokens_per_second, length):
-    """Returns the steps of one text each that fit into the time, at least one."""
+    """Returns the number of steps of one text each nearest to the time, at least 1."""
     return max(1, round(60 * minutes * tokens_per_second / length))
 
 
@@ -128,8 +137,10 @@ def train_and_score(options, patterns, figures):
         bits = compare_patterns.score(folder, options.eval_examples)
         figures.add(
             **keys,
+            tokens_per_second=speeds[pattern],
             steps=steps,
-            bits_per_byte=round(bits["full"], 4),
+            # Of a pattern that sees later tokens, the scope without them.
+            bits_per_byte=round(bits.get("prefix", bits["full"]), 4),
             curve=curve_of(folder),
         )
 
@@ -142,6 +153,7 @@ def keys_of(options, pattern):
         "length": options.length,
         "minutes": options.minutes,
         "windows": options.eval_examples,
+        "curve_windows": options.curve_examples,
     }
 
 
@@ -158,11 +170,8 @@ def table(options, figures):
         "| --- | --- | --- | --- | --- |",
     ]
     for run in found_runs(options, figures):
-        speed = figures.find(
-            kind="speed", length=options.length, pattern=run["pattern"]
-        )[-1]["tokens_per_second"]
         lines.append(
-            f"| {run['pattern']} | {speed:,} | {run['steps']:,} | "
+            f"| {run['pattern']} | {run['tokens_per_second']:,} | {run['steps']:,} | "
             f"{run['steps'] * options.length / 1e6:.1f} million | "
             f"{run['bits_per_byte']:.3f} |"
         )
@@ -183,7 +192,7 @@ def draw(options, figures):
             marker="o",
             label=f"{run['pattern']}, {run['steps']:,} steps",
         )
-    axes.set_xlabel("minutes of training")
+    axes.set_xlabel("minutes of training, at the measured speed")
     axes.set_ylabel("held-out bits per byte")
     axes.grid(alpha=0.3)
     axes.legend()

@@ -41,6 +41,7 @@ TRAINING = (
     *("contender", "keys", "length", "fit_steps", "fit_learning_rate"),
     *("steps", "rank", "learning_rate"),
 )
+SETTINGS = "settings.json"
 #: Steps between two files of weights, and those in which the learning rate rises.
 SAVED_EVERY, WARMUP = 20, 10
 
@@ -116,22 +117,31 @@ def all_settings(stage, options):
 
 
 def check_weights(options):
-    """Checks that the folder of weights is of these settings, or makes it so.
+    """Checks that the weights of the folder, if any, were trained with these settings.
 
     Raises:
-        ValueError: if it is of others.
+        ValueError: if they were trained with others.
     """
-    path = pathlib.Path(options.weights, "settings.json")
+    folder = pathlib.Path(options.weights)
+    if not folder.exists() or not any(folder.iterdir()):
+        return
+    path = folder / SETTINGS
+    found = json.loads(path.read_text()) if path.exists() else {}
     own = {name: getattr(options, name) for name in TRAINING}
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(own))
-    elif (found := json.loads(path.read_text())) != own:
-        other = {name: value for name, value in found.items() if value != own[name]}
+    other = [name for name in own if name not in found or found[name] != own[name]]
+    if other:
+        has = {name: found.get(name, "unknown") for name in other}
         raise ValueError(
             "`--weights` must be a new folder, or one of the same settings. Received: "
-            f"{options.weights}, which is of {other}. Name another folder"
+            f"{options.weights}, which has {has}. Name another folder"
         )
+
+
+def keep_settings(options):
+    """Writes beside the weights what they are trained with."""
+    path = pathlib.Path(options.weights, SETTINGS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({name: getattr(options, name) for name in TRAINING}))
 
 
 def train(runs, options):
@@ -146,6 +156,7 @@ def train(runs, options):
     contenders.CONTENDERS[options.contender].put_into(lm, options.keys, calibration)
     score(runs, lm, UNTRAINED, options)
     rows = rows_of(tokenizer, options)
+    keep_settings(options)
     fit_layers(lm, rows[: options.fit_steps], options)
     score(runs, lm, FITTED, options)
     train_adapters(lm, teacher, rows[options.fit_steps :], options)

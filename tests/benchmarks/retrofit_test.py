@@ -68,11 +68,16 @@ def test_a_fit_that_is_done_is_read_from_its_file(tmp_path, monkeypatch):
 
 def test_weights_of_other_settings_are_refused(tmp_path):
     folder = f"--weights={tmp_path / 'new'}"
-    training.check_weights(command_line.parse(training, folder))
+    own = command_line.parse(training, folder)
+    training.check_weights(own)
+    training.keep_settings(own)
     training.check_weights(command_line.parse(training, folder, "--num_windows=1"))
     other = command_line.parse(training, folder, "--rank=4")
-    with pytest.raises(ValueError, match=r"`--weights` must .* is of {'rank': 8}"):
-        training.check_weights(other)
+    with pytest.raises(ValueError, match=r"`--weights` must .* has {'rank': 8}"):
+        training.train(None, other)
+    (tmp_path / "new" / training.SETTINGS).rename(tmp_path / "new" / "checkpoint")
+    with pytest.raises(ValueError, match="'rank': 'unknown'"):
+        training.check_weights(own)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks import compare_patterns
 from benchmarks import context
+from benchmarks import equal_time
 from benchmarks import figure_tables
 from benchmarks import patterns
 from benchmarks import recall
@@ -407,6 +408,13 @@ def test_ten_times_the_steps():
     choice = means["token choice", 1]
     expected = [[f"{a - b:.3f}" for a, b in zip(other, choice)] for other in others]
     assert [row[2:] for row in rows[6:]] == expected
+
+
+def test_equal_time():
+    record = compare_patterns.Figures(ROOT / "benchmarks/equal_time.json")
+    lines = equal_time.table(command_line.parse(equal_time), record)
+    expected = [line.strip("| ").split(" | ") for line in lines[2:]]
+    assert rows_below("**Equal time on long contexts.**") == expected
 
 
 @pytest.mark.parametrize(

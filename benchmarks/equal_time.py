@@ -181,6 +181,8 @@ def table(options, figures):
 def draw(options, figures):
     """Draws held-out bits per byte against minutes; returns a matplotlib figure."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
+    from matplotlib.ticker import ScalarFormatter
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.add_subplot()
@@ -193,6 +195,10 @@ def draw(options, figures):
             label=f"{run['pattern']}, {run['steps']:,} steps",
         )
     axes.set_xlabel("minutes of training, at the measured speed")
+    axes.set_yscale("log")
+    axes.set_yticks([1, 1.5, 2, 3, 4])
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_ylabel("held-out bits per byte")
     axes.grid(alpha=0.3)
     axes.legend()

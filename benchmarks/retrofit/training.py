@@ -146,9 +146,9 @@ def keep_settings(options):
 
 def train(runs, options):
     """Goes through all stages, and scores each that is missing."""
+    check_weights(options)
     from benchmarks.retrofit import smollm2
 
-    check_weights(options)
     lm, teacher = smollm2.load(), smollm2.load()
     tokenizer = lm.preprocessor.tokenizer
     score(runs, teacher, FULL, options)

@@ -47,6 +47,12 @@ def test_runs_with_other_hyperparameters_have_folders_of_their_own():
     assert len({compare_patterns.model_dir(*run, each) for each in hparams}) == 3
 
 
+def test_a_run_that_was_stopped_is_not_scored(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare_patterns.subprocess, "run", lambda *_, **__: None)
+    with pytest.raises(ChildProcessError, match="before step 900"):
+        compare_patterns.train(tmp_path / "run", "local", 1, seed=0, steps=900)
+
+
 @pytest.mark.parametrize(
     "error, cell",
     [

@@ -9,6 +9,7 @@ from keras import ops
 
 from routing_tf import layers
 from routing_tf import zoo
+from routing_tf.models import patterns
 from routing_tf.models.patterns import Sizes
 from routing_tf.zoo import PATTERNS
 
@@ -49,7 +50,7 @@ def head_groups(row, budget, **options):
     """Returns the list of head groups of a row.
 
     Args:
-        row: one of `ROWS`.
+        row: one of `ROWS`, or a pattern that is registered.
         budget: `Budget`.
         **options: further arguments of the groups.
 
@@ -57,10 +58,9 @@ def head_groups(row, budget, **options):
         ValueError: if a group refuses an option.
     """
     b = budget
-    if row in PATTERNS:
+    if own := patterns.find(row):
         sizes = Sizes(b.window, b.length, b.num_clusters)
-        settings = PATTERNS[row].settings(sizes) | options
-        made = PATTERNS[row].heads(b.num_heads, **settings)
+        made = own.heads(b.num_heads, **own.settings(sizes) | options)
         return made if isinstance(made, list) else [made]
     if row == "local":
         # The own block and the one before it are the window.

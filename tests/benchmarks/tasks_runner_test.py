@@ -150,7 +150,7 @@ def test_encoders_answer_once(eager):
 
 
 def test_patterns_have_rows_where_they_have_a_form(folders):
-    names = "--patterns=token_choice,linformer,expert_choice,linear"
+    names = "--patterns=token_choice,linformer,expert_choice,multipole_half_near,linear"
     options = parse(*folders, "--only=tiny,listops_256", names, "--key_shifts=0,1")
     found = {
         task: [runner.title(row[0]) for row in rows]
@@ -161,11 +161,13 @@ def test_patterns_have_rows_where_they_have_a_form(folders):
         "token_choice, key_shift 1",
         "expert_choice, key_shift 0",
         "expert_choice, key_shift 1",
-        *["linear, key_shift 0", "linear, key_shift 1"][: len(found["tiny"]) - 4],
+        "multipole_half_near, key_shift 0",
+        "multipole_half_near, key_shift 1",
+        "linear, key_shift 0",
+        "linear, key_shift 1",
     ]
-    assert found["listops_256"] == [
-        f"{name}, key_shift 0" for name in ("linformer", "expert_choice", "linear")
-    ]
+    own = ("linformer", "expert_choice", "multipole_half_near", "linear")
+    assert found["listops_256"] == [f"{name}, key_shift 0" for name in own]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from keras import ops
 from routing_tf import layers
 from routing_tf import zoo
 from routing_tf.models import patterns
-from routing_tf.models.patterns import Sizes
 from routing_tf.zoo import PATTERNS
 
 NUM_HEADS, KEY_DIM, WIDTH = 8, 64, 512
@@ -59,7 +58,7 @@ def head_groups(row, budget, **options):
     """
     b = budget
     if own := patterns.find(row):
-        sizes = Sizes(b.window, b.length, b.num_clusters)
+        sizes = patterns.Sizes(b.window, b.length, b.num_clusters)
         made = own.heads(b.num_heads, **own.settings(sizes) | options)
         return made if isinstance(made, list) else [made]
     if row == "local":

@@ -19,7 +19,7 @@ from absl import app
 from absl import flags
 
 from benchmarks import contest
-from benchmarks import multipole_rows  # noqa: F401
+from benchmarks import multipole_rows  # noqa: F401, registers patterns
 from benchmarks import pattern_heads
 from benchmarks import record
 from benchmarks.report import say

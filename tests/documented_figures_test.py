@@ -408,6 +408,12 @@ def test_ten_times_the_steps():
     choice = means["token choice", 1]
     expected = [[f"{a - b:.3f}" for a, b in zip(other, choice)] for other in others]
     assert [row[2:] for row in rows[6:]] == expected
+    multipole = mean("multipole", 1, steps=9000, hparams="qk_norm=true")
+    ahead = means["full", 1][1] - float(multipole)
+    assert (
+        f"multipole heads have {multipole} after 9,000 steps, {ahead:.3f} less than "
+        "full attention without"
+    ) in read(BENCHMARKS)
 
 
 def test_equal_time():
@@ -594,6 +600,7 @@ def test_sentences_of_the_readme():
     routed, local, full = (mean(name, 1) for name in names)
     later = [mean(name, 1, steps=9000) for name in ("full", "token choice")]
     by_norm = [mean(name, 1, hparams="qk_norm=true") for name in (names[0], names[2])]
+    normed = mean("multipole", 1, steps=9000, hparams="qk_norm=true")
     for sentence in (
         f"predicts {large['token choice']} of the values. With local heads in that "
         f"layer it predicts {large['local']}, and with full attention {large['full']}.",
@@ -602,7 +609,8 @@ def test_sentences_of_the_readme():
         f"reaches {routed} bits per byte in 900 steps, local heads {local}, full "
         f"attention {full}; with",
         f"it is {by_norm[0]} against {by_norm[1]}. After 9,000 steps without it full "
-        f"attention is ahead, {later[0]} against {later[1]}.",
+        f"attention is ahead, {later[0]} against {later[1]}; multipole heads with it "
+        f"have {normed}.",
     ):
         assert sentence in read("README.md")
 

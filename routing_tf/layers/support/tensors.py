@@ -347,16 +347,18 @@ def product(x, y, transpose_x=False, transpose_y=False):
     """Returns the products of matrices; their other axes are broadcast.
 
     TensorFlow 2.21 with oneDNN writes beyond its memory if `matmul` broadcasts a batch
-    of matrices; `einsum` is right but slow. `x` is `<float>[..., L, D]` and `y`, which
-    has more than two axes, `<float>[..., D, K]`.
+    of matrices; `einsum` is right but slow. On JAX 0.10 it is the other way round: XLA
+    on a CPU makes all columns the first one if the matrices are repeated before. `x` is
+    `<float>[..., L, D]` and `y`, which has more than two axes, `<float>[..., D, K]`.
     """
+    is_tensorflow = keras.backend.backend() == "tensorflow"
     while len(x.shape) < len(y.shape):
         x = x[None]
     while len(y.shape) < len(x.shape):
         y = y[None]
-    if x.shape[:-2] != y.shape[:-2]:
+    if is_tensorflow and x.shape[:-2] != y.shape[:-2]:
         x, y = _repeated(x, y), _repeated(y, x)
-    if keras.backend.backend() == "tensorflow" and x.dtype == y.dtype:
+    if is_tensorflow and x.dtype == y.dtype:
         # A graph would transpose in a separate operation, and keep the result.
         import tensorflow as tf
 

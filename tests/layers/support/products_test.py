@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from routing_tf.layers.routing.online_kmeans import normalize
 from routing_tf.layers.support.tensors import product
 from tests.layers.helpers import normal
 from tests.layers.helpers import only_on
@@ -32,3 +33,14 @@ def test_no_product_of_tensorflow_broadcasts(x, y):
     np.testing.assert_allclose(
         function(*arrays), np.matmul(*arrays), rtol=1e-5, atol=1e-6
     )
+
+
+@only_on("jax")
+def test_compiled_products_broadcast():
+    """All columns would be the first one if XLA read repeated matrices, on a CPU."""
+    import jax
+
+    x, y = normal(2, 2, 1024, 32), normal(2, 128, 32, seed=1)
+    scores = jax.jit(lambda x, y: product(normalize(x), y, transpose_y=True))
+    expected = np.einsum("bhld,hkd->bhlk", normalize(x), y)
+    np.testing.assert_allclose(scores(x, y), expected, rtol=1e-4, atol=1e-4)

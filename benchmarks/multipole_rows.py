@@ -27,11 +27,9 @@ def half_near(sizes):
 
 def four_clusters(sizes):
     """Returns those of the package, with clusters a fourth as large, four read."""
-    return {
-        **PATTERNS["multipole"].settings(sizes),
-        "num_clusters": 4 * sizes.num_clusters,
-        "clusters_per_query": 4,
-    }
+    number = 4 * sizes.num_clusters
+    small = dataclasses.replace(sizes, num_clusters=number, clusters_per_query=4)
+    return PATTERNS["multipole"].settings(small)
 
 
 ROWS = {

@@ -1,10 +1,10 @@
-"""Draws how many queries see their match in their clusters, by step of training.
+"""Draws how many queries see their match in their cluster, by step of training.
 
 Usage: python tools/exploring_picture.py [--output=docs/exploring.png]
 
 The runs are those of `benchmarks/recall.json` whose commands are in docs/induction.md
-and docs/cluster_settings.md: a key comes again as another token, and routing was
-looked at while training.
+and docs/cluster_settings.md and in which a query reads one cluster: a key comes again
+as another token, and routing was looked at while training.
 """
 
 import argparse
@@ -35,7 +35,8 @@ def lines(path):
         settings = run["settings"]
         is_one = all(settings.get(k) == v for k, v in SIZE.items())
         balance = settings["options"].get("balance_rate", BALANCE)
-        if "diagnosis" in run and is_one and balance == BALANCE:
+        reads_one = settings["options"].get("clusters_per_query", 1) == 1
+        if "diagnosis" in run and is_one and reads_one and balance == BALANCE:
             found.setdefault(name_of(settings), []).append(run)
     return found
 
@@ -43,13 +44,11 @@ def lines(path):
 def name_of(settings):
     """Returns what a line shows."""
     parts = [settings["pattern"]]
-    if settings["pattern"] == "multipole":
+    if settings["pattern"] != "hashed":
         is_fixed = settings["options"].get("decay") == 1
         parts.append(f"{'random' if is_fixed else 'learned'} centroids")
     if number := settings.get("exploring_queries", 0):
-        parts.append(f"{number} exploring queries")
-    if (number := settings["options"].get("clusters_per_query", 1)) > 1:
-        parts.append(f"{number} clusters for a query")
+        parts.append(f"{number} exploring")
     return ", ".join(parts)
 
 
@@ -64,7 +63,8 @@ def draw(runs_of_lines):
         ]
         steps = sorted(set.intersection(*map(set, shares)))
         means = [statistics.mean(share[step] for share in shares) for step in steps]
-        axes.plot(steps, means, label=name)
+        seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+        axes.plot(steps, means, label=f"{name} ({seeds})")
     axes.set(
         xlabel="step",
         ylabel="queries that see their match",

@@ -205,7 +205,7 @@ def check(h):
                 "nothing would see later tokens. Received: "
                 f"compatibility={h.compatibility!r}. Leave one of the two out"
             )
-    check_clusters_per_query(h)
+    _check_clusters_per_query(h)
     _check_flaws_of_the_release(h)
     _check_heads(h)
     _check_key_heads(h)
@@ -219,6 +219,19 @@ def check(h):
     check_patterns(h)
     _check_coordinates(h)
     _check_restart(h)
+
+
+def _check_clusters_per_query(h):
+    pattern, number = patterns.find(h.routing), h.clusters_per_query
+    if pattern is None or not pattern.reads_clusters:
+        check_clusters_per_query(h)
+    elif number > max(1, min(h.num_clusters, h.attention_window // 2)):
+        raise ValueError(
+            "`clusters_per_query` must be at most `num_clusters` and half of "
+            f"`attention_window` with `routing={h.routing!r}`. Received: "
+            f"clusters_per_query={number} with num_clusters={h.num_clusters} and "
+            f"attention_window={h.attention_window}"
+        )
 
 
 def _check_feed_forward(h):

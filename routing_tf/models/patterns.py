@@ -37,6 +37,7 @@ class Sizes:
         max_length: length of the longest sequence.
         num_clusters: number of clusters of a head.
         index: number of the block, for seeds. Defaults to 0.
+        clusters_per_query: number of clusters that a query reads. Defaults to 1.
         row_length: tokens in a row of an image that is a sequence; None (the default)
             if the grid is known.
     """
@@ -45,6 +46,7 @@ class Sizes:
     max_length: int
     num_clusters: int
     index: int = 0
+    clusters_per_query: int = 1
     row_length: int | None = None
 
 
@@ -104,6 +106,7 @@ def sizes_of(h, index, is_decoder):
         max_length=h.max_sequence_length if is_decoder else h.max_input_length,
         num_clusters=h.num_clusters,
         index=index,
+        clusters_per_query=h.clusters_per_query,
         row_length=h.image_width * h.num_channels if is_row_by_row else None,
     )
 

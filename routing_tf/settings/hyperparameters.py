@@ -524,8 +524,9 @@ class RoutedHeadsConfig:
         1,
         POSITIVE,
         CLUSTERS,
-        """number of clusters that a query reads in token choice, each with an equal
-        share of `attention_window`, see `RoutedHeads`.""",
+        """number of clusters that a query reads in token choice and with
+        `routing="multipole"`, each with an equal share of `attention_window`, see
+        `RoutedHeads` and `MultipoleHeads`.""",
         without_flaws=True,
     )
     exploring_queries: int = setting(

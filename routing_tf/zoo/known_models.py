@@ -236,13 +236,12 @@ def _fixed(sizes):
 
 
 def _multipole(sizes):
-    # All but the most recent tokens are read from one cluster, chosen as by routed
-    # heads: trained from scratch, that was best.
+    # Clusters are chosen as by routed heads: trained from scratch, that was best.
     block = min(16, share(sizes, 4))
     return {
         "num_clusters": sizes.num_clusters,
         "attention_window": max(1, sizes.attention_window - block),
-        "clusters_per_query": 1,
+        "clusters_per_query": sizes.clusters_per_query,
         "num_recent": 0,
         "num_sinks": 0,
         "block_length": block,
@@ -268,6 +267,7 @@ PATTERNS = {
         has_relative_positions=False,
         is_bounded=True,
         has_centroids=True,
+        reads_clusters=True,
         refuses=("entmax_alpha",),
     ),
 }

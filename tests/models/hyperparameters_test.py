@@ -33,6 +33,10 @@ SPARSE = {"sparse_projections": True}
             {**TWO_CLUSTERS, "routing": "hashed"},
         ),
         (
+            "`clusters_per_query`.*'multipole'.*num_clusters=1 ",
+            {**TWO_CLUSTERS, "routing": "multipole", "num_clusters": 1},
+        ),
+        (
             r"`clusters_per_query`.*entmax_alpha=1\.5",
             {**TWO_CLUSTERS, "entmax_alpha": 1.5},
         ),

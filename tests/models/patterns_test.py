@@ -328,6 +328,14 @@ def test_centroids_of_a_pattern_move_as_hyperparameters_say():
         h.replace(share_query_key=True, num_key_value_heads=2)
 
 
+def test_multipole_heads_read_as_many_clusters_as_hyperparameters_say():
+    h = small_models.hyperparameters(
+        routing="multipole", num_clusters=4, clusters_per_query=3
+    )
+    group = stack.decoder_block(h, 0, None).attention.head_groups[0]
+    assert (group.num_clusters, group.clusters_per_query) == (4, 3)
+
+
 @pytest.mark.parametrize("name", ["full", "multipole", ""])
 def test_names_of_the_package_are_not_registered_anew(name):
     pattern = PATTERNS["sliding"]

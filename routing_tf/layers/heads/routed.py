@@ -155,8 +155,9 @@ def check_clusters_per_query(settings):
         return
     if settings.routing not in TOKEN_CHOICE:
         raise ValueError(
-            '`clusters_per_query` must be 1 except with `routing="token_choice"`. '
-            f"Received: clusters_per_query={number} with routing={settings.routing!r}"
+            "`clusters_per_query` must be 1 except in token choice and multipole "
+            f"heads. Received: clusters_per_query={number} with "
+            f"routing={settings.routing!r}"
         )
     if number > settings.num_clusters or settings.attention_window % number:
         raise ValueError(

@@ -23,6 +23,8 @@ class Pattern:
         has_centroids: whether they also take arguments of `Clustering`; models pass on
             what hyperparameters say of centroids, shared queries and keys, and
             exploring. Defaults to False.
+        reads_clusters: whether a query may read several clusters, as
+            `Sizes.clusters_per_query` says. Defaults to False.
         refuses: tuple of the arguments that its heads refuse among `dropout`,
             `entmax_alpha`, `key_shift` and `rotary_positions`. Defaults to none.
         min_heads: smallest number of heads. Defaults to 1.
@@ -38,6 +40,7 @@ class Pattern:
     shares_query_key: bool = False
     is_clustered: bool = False
     has_centroids: bool = False
+    reads_clusters: bool = False
     refuses: tuple = ()
     min_heads: int = 1
 

@@ -39,6 +39,7 @@ pytestmark = pytest.mark.slow
 ROOT = pathlib.Path(__file__).parents[1]
 BENCHMARKS = "docs/benchmarks.md"
 SETTINGS = "docs/cluster_settings.md"
+INDUCTION = "docs/induction.md"
 EXISTING_MODELS = "docs/existing_models.md"
 ADAM = "optimizer=adam,learning_rate=0.004"
 RELATIVE = f"{ADAM},routed_relative_positions=true"
@@ -266,60 +267,70 @@ MEANS = (
     "block_length=%s,attention_window=%s,clusters_per_query=%s,choice=centroid,"
     "balance_rate=0.01,decay=%s"
 )
-# Pattern and hyperparameters of the main job; clusters and options of recall.
-WITH_MEANS = {
-    ("token choice, no exploring", "random"): (
-        *("token choice", ("centroid_decay=1.0",), None),
+# Pattern and steps of the main job.
+CENTROIDS_IN_LANGUAGE = {
+    "token choice, 1 of 16": ("token choice", 900),
+    "multipole, 1 of 16": ("multipole", 900),
+    "multipole, 4 of 64": (FOUR_OF_64, 900),
+    "multipole, 1 of 16, 9,000 steps": ("multipole", 9000),
+}
+# Clusters at 128 tokens, and options of learned and random centroids.
+CENTROIDS_IN_RECALL = {
+    "token choice, 1 of 8": (*(8, "balance_rate=0.01", "balance_rate=0.01,decay=1.0"),),
+    "token choice, exploring, 2 of 16 or 32 (learned ones with anchors)": (
+        16,
+        "balance_rate=0.01,decay=0.99,anchor_weight=0.5,clusters_per_query=2",
+        "balance_rate=0.01,decay=1.0,clusters_per_query=2",
     ),
-    ("multipole, chosen by mass", "learned"): ("multipole_by_mass", (), None),
-    ("multipole, chosen by centroid", "learned"): (
-        "multipole",
-        (),
-        (16, MEANS % (16, 17, 1, 0.99)),
-    ),
-    ("the same", "random"): (
-        *("multipole", ("centroid_decay=1.0",), (16, MEANS % (16, 17, 1, 1.0))),
-    ),
-    ("the same, 2 of 32 clusters", "random"): (
-        None,
-        (),
-        (32, MEANS % (16, 16, 2, 1.0)),
-    ),
-    ("the same, 4 of 64 clusters", "learned"): (FOUR_OF_64, (), None),
-    ("the same, 4 of 64 clusters", "random"): (
-        FOUR_OF_64,
-        ("centroid_decay=1.0",),
-        (64, MEANS % (8, 24, 4, 1.0)),
-    ),
+    **{
+        f"multipole, {reads} of {clusters}": (
+            clusters,
+            *(MEANS % (block, window, reads, decay) for decay in (0.99, 1.0)),
+        )
+        for clusters, block, window, reads in (
+            *((16, 16, 17, 1), (32, 16, 16, 2), (64, 8, 24, 4)),
+        )
+    },
 }
 
 
-def test_heads_with_means():
-    first, *rows = rows_below("## Finding what", "docs/induction.md")
-    plain = "token choice, no exploring"
-    cells = [bits("token choice", 1, hparams=each) for each in (None, "qk_norm=true")]
-    cells += [recalled_as_others(plain, column) for column in (0, 1)]
-    assert first == [plain, "learned", *cells]
-    assert [tuple(row[:2]) for row in rows] == list(WITH_MEANS)
-    for (name, _, *cells), found in zip(rows, WITH_MEANS.values()):
-        pattern, hparams, of_recall = found
-        norms = ",".join(hparams) or None, ",".join(("qk_norm=true", *hparams))
-        expected = [shown(values_of(pattern, 1, hparams=x), "-") for x in norms]
-        expected += [recalled_with_means(of_recall, x) for x in ("128x8", "256x16")]
-        assert cells == expected, name
+def test_centroids_that_learn_or_not_in_language():
+    rows = rows_below("## Finding what", INDUCTION)
+    assert [name for name, *_ in rows] == list(CENTROIDS_IN_LANGUAGE)
+    random = "centroid_decay=1.0"
+    for name, *cells in rows:
+        pattern, steps = CENTROIDS_IN_LANGUAGE[name]
+        columns = (None, random, "qk_norm=true", f"qk_norm=true,{random}")
+        for cell, hparams in zip(cells, columns, strict=True):
+            values = values_of(pattern, 1, steps=steps, hparams=hparams)
+            expected = f"{shown(values)} ({len(values)})" if values else "not run"
+            assert cell == expected, (name, hparams)
 
 
-def recalled_with_means(settings, size):
-    """Returns what multipole heads with these clusters and options recall."""
-    if settings is None:
-        return "-"
-    clusters, options = settings
-    (cell,) = recalled(
-        *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
-        *(f"--sizes={size}", f"--num_clusters={clusters}"),
-        *("--patterns=multipole", f"--options={options}"),
-    )["multipole", "full"]
-    return cell
+def test_centroids_that_learn_or_not_in_recall():
+    rows = rows_below("Recall of 8 pairs", INDUCTION)
+    assert [name for name, *_ in rows] == list(CENTROIDS_IN_RECALL)
+    for name, *cells in rows:
+        clusters, *options = CENTROIDS_IN_RECALL[name]
+        pattern, _, exploring = name.partition(", exploring")
+        for column, cell in enumerate(cells):
+            longer, is_random = divmod(column, 2)
+            scaled = clusters * 2 if longer and pattern != "multipole" else clusters
+            arguments = (
+                *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
+                f"--sizes={('128x8', '256x16')[longer]}",
+                f"--num_clusters={scaled}",
+                f"--exploring_queries={32 if exploring else 0}",
+                f"--patterns={pattern.partition(',')[0]}",
+                f"--options={options[is_random]}",
+            )
+            found = recall_of(*arguments).table()[-1].strip("| ").rpartition(" | ")[2]
+            assert cell == found.replace("-", "not run"), (name, column)
+
+
+def test_sentences_of_centroids():
+    (by_mass,) = values_of("multipole_by_mass", 1)
+    assert f"by mass, the main job has {by_mass:.3f} (one seed)" in read(INDUCTION)
 
 
 def recalled_as_others(name, column):
@@ -329,7 +340,7 @@ def recalled_as_others(name, column):
         *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
         *("--exploring_queries=32", f"--sizes={size}"),
     )
-    if name == "token choice, with the three settings":
+    if name == "token choice, exploring, with the three settings":
         changes = "balance_rate=0.01,decay=0.99,anchor_weight=0.5,clusters_per_query=2"
         arguments += (f"--num_clusters={clusters}", f"--options={changes}")
     if name == "token choice, no exploring":
@@ -457,6 +468,7 @@ def test_language_with_a_norm_of_queries_and_keys():
             *(tokens, f"{several},qk_norm=true"),
         ),
         "multipole, 64 clusters, 4 clusters per query": (FOUR_OF_64, "qk_norm=true"),
+        "the same, random centroids": (FOUR_OF_64, "qk_norm=true,centroid_decay=1.0"),
     }
     found = rows_below("| heads, with `qk_norm=true`", page)
     assert sorted(name for name, *_ in found) == sorted(rows)
@@ -496,8 +508,11 @@ def test_sentences_of_settings_on_the_addresses():
     of_multipole = values_of(FOUR_OF_64, 1, files=ADDRESSES, hparams=normed)
     sentences = [f"they reach {shown(of_multipole)}."]
     for hparams, sentence in (
-        (None, "That is {:.3f} better than local heads as they are ({:.3f} to {:.3f})"),
-        ("qk_norm=true", "{:.3f} better than those with the norm ({:.3f} to {:.3f})"),
+        (None, "{:.3f} better than local heads without the norm ({:.3f} to {:.3f})"),
+        (
+            "qk_norm=true",
+            "{:.3f} better than local heads with the norm ({:.3f} to {:.3f})",
+        ),
     ):
         local = values_of("local", 1, files=ADDRESSES, hparams=hparams)
         leads = [a - b for a, b in zip(local, of_multipole, strict=True)]
@@ -534,7 +549,7 @@ def figures_of_tables():
 
     Those of times as sentences have them too, with three digits.
     """
-    names = BENCHMARKS, SETTINGS, "docs/induction.md", EXISTING_MODELS
+    names = BENCHMARKS, SETTINGS, INDUCTION, EXISTING_MODELS
     pages = [(ROOT / page).read_text() for page in names]
     lines = [line for page in pages for line in page.splitlines() if line[:1] == "|"]
     found = FIGURE.findall("\n".join(lines))
@@ -590,8 +605,13 @@ def test_sentences_of_the_readme():
     """Here a figure in the place of another one would mislead most."""
     cells_of = {pattern: cells for (pattern, _), cells in recalled(*MAIN).items()}
     large = {name: cells[1].partition(" ")[0] for name, cells in cells_of.items()}
-    hashed = recalled_as_others("hashed", 0)[:5]
-    means = recalled_with_means((32, MEANS % (16, 16, 2, 1.0)), "128x8")[:5]
+    name = "token choice, exploring, with the three settings"
+    exploring = recalled_as_others(name, 0)[:5]
+    (means,) = recalled(
+        *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
+        *("--sizes=128x8", "--num_clusters=32", "--patterns=multipole"),
+        f"--options={MEANS % (16, 16, 2, 1.0)}",
+    )["multipole", "full"]
     names = "token choice", "local", "full"
     routed, local, full = (mean(name, 1) for name in names)
     later = [mean(name, 1, steps=9000) for name in ("full", "token choice")]
@@ -600,13 +620,13 @@ def test_sentences_of_the_readme():
     for sentence in (
         f"predicts {large['token choice']} of the values. With local heads in that "
         f"layer it predicts {large['local']}, and with full attention {large['full']}.",
-        f"predicts {means} of 8 values in 128 tokens, and a hashed one that explores "
-        f"{hashed}.",
+        f"predicts {means[:5]} of 8 values in 128 tokens, token choice that explores "
+        f"{exploring}.",
         f"reaches {routed} bits per byte in 900 steps, local heads {local}, full "
         f"attention {full}; with",
-        f"it is {by_norm[0]} against {by_norm[1]}. After 9,000 steps without it full "
-        f"attention is ahead, {later[0]} against {later[1]}; multipole heads with it "
-        f"have {normed}.",
+        f"it is {by_norm[0]} against {by_norm[1]}. After 9,000 steps full attention "
+        f"without it has {later[0]}, token choice {later[1]}, and multipole heads with "
+        f"it {normed}.",
     ):
         assert sentence in read("README.md")
 

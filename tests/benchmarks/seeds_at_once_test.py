@@ -27,6 +27,10 @@ ROWS = {
     ],
     "token choice, as in the main job": [""],
     "token choice, 64 exploring": ["exploring_queries=64"],
+    "token choice, 32 clusters": ["num_clusters=32"],
+    "token choice, 32 clusters, 2 clusters per query": [
+        "num_clusters=32,clusters_per_query=2"
+    ],
     "token choice, 32 clusters, three settings": [f"exploring_queries=0,{X}", X],
     "token choice, 32 clusters, three settings, 64 exploring": [
         f"exploring_queries=64,{X}"
@@ -47,6 +51,7 @@ RECALL_ROWS = {
     ),
     "token choice": ("token choice", 0, {}, 1),
     "hashed, exploring": ("hashed", 32, {}, 1),
+    "hashed, exploring, twice as many buckets": ("hashed", 32, {}, 2),
 }
 RECALL_COLUMNS = [(128, 32), (256, 32), (512, 64)]  # length and window
 SEVERAL = "clusters_per_query=2,anchor_weight=0.5,centroid_decay=0.99,exploring_queries"

@@ -418,9 +418,14 @@ def test_ten_times_the_steps():
     others = [means[key] for key in (("local", 1), ("full", 1), ("token choice", 0))]
     choice = means["token choice", 1]
     expected = [[f"{a - b:.3f}" for a, b in zip(other, choice)] for other in others]
-    assert [row[2:] for row in rows[7:]] == expected
-    normed = {"pattern": "multipole", "shift": 1, "hparams": "qk_norm=true"}
-    assert rows[6][2:] == [bits(**normed, steps=steps) for steps in (900, 9000)]
+    assert [row[2:] for row in rows[8:]] == expected
+    for row, hparams in zip(
+        rows[6:8], ("qk_norm=true", "qk_norm=true,centroid_decay=1.0")
+    ):
+        values = [
+            values_of("multipole", 1, steps=n, hparams=hparams) for n in (900, 9000)
+        ]
+        assert row[2:] == [shown(each, "not run") for each in values]
 
 
 def test_equal_time():

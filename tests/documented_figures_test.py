@@ -330,7 +330,13 @@ def test_centroids_that_learn_or_not_in_recall():
 
 def test_sentences_of_centroids():
     (by_mass,) = values_of("multipole_by_mass", 1)
-    assert f"by mass, the main job has {by_mass:.3f} (one seed)" in read(INDUCTION)
+    hparams = "num_local_heads=0,num_routed_heads=6"
+    (alone,) = values_of("multipole", 1, hparams=hparams)
+    for sentence in (
+        f"by mass, the main job has {by_mass:.3f} (one seed)",
+        f"(`{hparams}`), the main job has {alone:.3f} (one seed)",
+    ):
+        assert sentence in read(INDUCTION)
 
 
 def recalled_as_others(name, column):

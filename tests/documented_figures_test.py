@@ -312,7 +312,7 @@ def test_centroids_that_learn_or_not_in_recall():
     assert [name for name, *_ in rows] == list(CENTROIDS_IN_RECALL)
     for name, *cells in rows:
         clusters, *options = CENTROIDS_IN_RECALL[name]
-        pattern, _, exploring = name.partition(", exploring")
+        pattern = name.partition(",")[0]
         for column, cell in enumerate(cells):
             longer, is_random = divmod(column, 2)
             scaled = clusters * 2 if longer and pattern != "multipole" else clusters
@@ -320,8 +320,8 @@ def test_centroids_that_learn_or_not_in_recall():
                 *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
                 f"--sizes={('128x8', '256x16')[longer]}",
                 f"--num_clusters={scaled}",
-                f"--exploring_queries={32 if exploring else 0}",
-                f"--patterns={pattern.partition(',')[0]}",
+                f"--exploring_queries={32 if 'exploring' in name else 0}",
+                f"--patterns={pattern}",
                 f"--options={options[is_random]}",
             )
             found = recall_of(*arguments).table()[-1].strip("| ").rpartition(" | ")[2]

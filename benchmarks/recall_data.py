@@ -67,6 +67,7 @@ def routing_figures(
         `found_by_any`: share of the labelled positions that see their match in some
         head.
     """
+    key_clusters = np.asarray(key_clusters)  # shares in float32 have no logarithm of 0
     matches = first_places(examples) + (1 - key_shift)
     places = np.arange(examples.tokens.shape[1])
     last = (examples.positions - key_shift)[..., None]

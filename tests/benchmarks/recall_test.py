@@ -4,6 +4,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from keras import ops
 
 from benchmarks import recall
 from benchmarks import recall_data
@@ -140,6 +141,14 @@ def test_figures_of_routing(queries, keys, key_shift, window, expected):
     assert found.keys() == {"same_cluster", "pushed_out", "found_by_any", "evenness"}
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-4), name
+
+
+def test_an_empty_cluster_of_a_tensor_leaves_evenness_finite():
+    keys = ops.convert_to_tensor(np.array(HEADS)[None])
+    queries = np.array(HEADS)[None, ..., None]
+    found = recall_data.routing_figures(EXAMPLE, queries, keys, 2, 1, num_clusters=3)
+    expected = np.array([0.954434, 0.543564]) * np.log(2) / np.log(3)
+    assert found["evenness"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_second_call_trains_nothing(results, trained, capsys):

@@ -39,5 +39,6 @@ ROWS = {
 }
 for name, settings in ROWS.items():
     if patterns.find(name) is None:
-        own = dataclasses.replace(PATTERNS["multipole"], settings=settings)
+        changes = {"settings": settings, "reads_clusters": settings is by_mass}
+        own = dataclasses.replace(PATTERNS["multipole"], **changes)
         patterns.register(name, own)

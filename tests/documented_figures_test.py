@@ -4,6 +4,7 @@ The records are the files in `benchmarks` that the documented commands print.
 """
 
 import functools
+import json
 import math
 import pathlib
 import re
@@ -335,8 +336,28 @@ def test_sentences_of_centroids():
     for sentence in (
         f"by mass, the main job has {by_mass:.3f} (one seed)",
         f"(`{hparams}`), the main job has {alone:.3f} (one seed)",
+        f"learned and random ones have {pair_of('needles_single_1_1024')} in needles, "
+        f"{pair_of('mad_fuzzy')} in fuzzy recall, and {pair_of('mad_copying')} in "
+        "copying.",
     ):
         assert sentence in read(INDUCTION)
+
+
+def pair_of(task):
+    """Returns scores of multipole heads with learned and random centroids."""
+    runs = record.Record(ROOT / "benchmarks/tasks/runs.json").runs
+    scores = {
+        json.dumps(run["settings"], sort_keys=True): run["score"]
+        for run in runs
+        if run["settings"]["task"] == task
+        and run["settings"]["pattern"].startswith("multipole")
+    }
+    (pair,) = [
+        (scores[key.replace(random, "")], score)
+        for key, score in scores.items()
+        if (random := '"centroid_decay": 1.0, ') in key
+    ]
+    return "{:.3f} and {:.3f}".format(*pair)
 
 
 def recalled_as_others(name, column):
@@ -616,8 +637,6 @@ def test_sentences_of_the_readme():
     """Here a figure in the place of another one would mislead most."""
     cells_of = {pattern: cells for (pattern, _), cells in recalled(*MAIN).items()}
     large = {name: cells[1].partition(" ")[0] for name, cells in cells_of.items()}
-    name = "token choice, exploring, with the three settings"
-    exploring = recalled_as_others(name, 0)[:5]
     (means,) = recalled(
         *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
         *("--sizes=128x8", "--num_clusters=32", "--patterns=multipole"),
@@ -631,13 +650,12 @@ def test_sentences_of_the_readme():
     for sentence in (
         f"predicts {large['token choice']} of the values. With local heads in that "
         f"layer it predicts {large['local']}, and with full attention {large['full']}.",
-        f"predicts {means[:5]} of 8 values in 128 tokens, token choice that explores "
-        f"{exploring}.",
+        f"predicts {means[:5]} of 8 values in 128 tokens.",
         f"reaches {routed} bits per byte in 900 steps, local heads {local}, full "
         f"attention {full}; with",
         f"it is {by_norm[0]} against {by_norm[1]}. After 9,000 steps full attention "
-        f"without it has {later[0]}, token choice {later[1]}, and multipole heads with "
-        f"it {normed}.",
+        f"without the norm has {later[0]}, token choice {later[1]}; multipole heads "
+        f"with it {normed}.",
     ):
         assert sentence in read("README.md")
 

@@ -222,8 +222,8 @@ def check(h):
 
 
 def _check_clusters_per_query(h):
-    pattern, number = patterns.find(h.routing), h.clusters_per_query
-    if pattern is None or not pattern.reads_clusters:
+    number = h.clusters_per_query
+    if not patterns.reads_clusters(h):
         check_clusters_per_query(h)
     elif number > max(1, min(h.num_clusters, h.attention_window // 2)):
         raise ValueError(

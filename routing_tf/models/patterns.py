@@ -37,17 +37,17 @@ class Sizes:
         max_length: length of the longest sequence.
         num_clusters: number of clusters of a head.
         index: number of the block, for seeds. Defaults to 0.
-        clusters_per_query: number of clusters that a query reads. Defaults to 1.
         row_length: tokens in a row of an image that is a sequence; None (the default)
             if the grid is known.
+        clusters_per_query: number of clusters that a query reads. Defaults to 1.
     """
 
     attention_window: int
     max_length: int
     num_clusters: int
     index: int = 0
-    clusters_per_query: int = 1
     row_length: int | None = None
+    clusters_per_query: int = 1
 
 
 def register(name, pattern):
@@ -106,9 +106,15 @@ def sizes_of(h, index, is_decoder):
         max_length=h.max_sequence_length if is_decoder else h.max_input_length,
         num_clusters=h.num_clusters,
         index=index,
-        clusters_per_query=h.clusters_per_query,
         row_length=h.image_width * h.num_channels if is_row_by_row else None,
+        clusters_per_query=h.clusters_per_query if reads_clusters(h) else 1,
     )
+
+
+def reads_clusters(h):
+    """Returns whether `routing` names a pattern that may read several clusters."""
+    pattern = find(h.routing)
+    return pattern is not None and pattern.reads_clusters
 
 
 def routing_of(h, is_decoder):

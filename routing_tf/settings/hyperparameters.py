@@ -525,8 +525,8 @@ class RoutedHeadsConfig:
         POSITIVE,
         CLUSTERS,
         """number of clusters that a query reads in token choice and with
-        `routing="multipole"`, each with an equal share of `attention_window`, see
-        `RoutedHeads` and `MultipoleHeads`.""",
+        `routing="multipole"`, each with an equal share of `attention_window`, or of
+        what near tokens leave of it, see `RoutedHeads` and `MultipoleHeads`.""",
         without_flaws=True,
     )
     exploring_queries: int = setting(

@@ -37,6 +37,10 @@ SPARSE = {"sparse_projections": True}
             {**TWO_CLUSTERS, "routing": "multipole", "num_clusters": 1},
         ),
         (
+            "`clusters_per_query`.*'multipole'.*attention_window=3",
+            {**TWO_CLUSTERS, "routing": "multipole", "attention_window": 3},
+        ),
+        (
             r"`clusters_per_query`.*entmax_alpha=1\.5",
             {**TWO_CLUSTERS, "entmax_alpha": 1.5},
         ),

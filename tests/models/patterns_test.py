@@ -336,6 +336,17 @@ def test_multipole_heads_read_as_many_clusters_as_hyperparameters_say():
     assert (group.num_clusters, group.clusters_per_query) == (4, 3)
 
 
+@pytest.mark.parametrize("routing, expected", [("token_choice", 1), ("multipole", 2)])
+def test_multipole_heads_of_an_encoder_read_several_clusters_if_routing_does(
+    routing, expected
+):
+    h = small_models.hyperparameters(
+        routing=routing, encoder_routing="multipole", clusters_per_query=2, **ENCODER
+    )
+    group = stack.encoder_block(h, 0, None).attention.head_groups[0]
+    assert group.clusters_per_query == expected
+
+
 @pytest.mark.parametrize("name", ["full", "multipole", ""])
 def test_names_of_the_package_are_not_registered_anew(name):
     pattern = PATTERNS["sliding"]

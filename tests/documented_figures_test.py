@@ -539,6 +539,14 @@ def test_sentences_of_settings_on_the_addresses():
     normed = "qk_norm=true,num_local_heads=4,num_routed_heads=2"
     of_multipole = values_of(FOUR_OF_64, 1, files=ADDRESSES, hparams=normed)
     sentences = [f"they reach {shown(of_multipole)}."]
+    fixed = values_of(
+        FOUR_OF_64, 1, files=ADDRESSES, hparams=f"{normed},centroid_decay=1.0"
+    )
+    random, learned = (
+        " and ".join(f"{value:.3f}" for value in each[: len(fixed)])
+        for each in (fixed, of_multipole)
+    )
+    sentences.append(f"{random}, with learned ones {learned}.")
     for hparams, sentence in (
         (None, "{:.3f} better than local heads without the norm ({:.3f} to {:.3f})"),
         (

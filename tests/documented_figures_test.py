@@ -53,6 +53,8 @@ FEW_KEYS = (
     *("--keys=132", "--fit_steps=70", "--fit_learning_rate=3e-4"),
     *("--steps=60", "--learning_rate=1e-3"),
 )
+# Recall of keys that come again as other tokens.
+AS_OTHERS = ("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2")
 WIKITEXT, ADDRESSES = "valid.txt,test.txt", "sotu.txt"
 # What the tables call the patterns, as `(pattern, routing scope)` of the records.
 ROWS = {
@@ -275,9 +277,11 @@ CENTROIDS_IN_LANGUAGE = {
     "multipole, 4 of 64": (FOUR_OF_64, 900),
     "multipole, 1 of 16, 9,000 steps": ("multipole", 9000),
 }
+# Clusters, tokens of a block, members and clusters read.
+CLUSTERS_READ = ((16, 16, 17, 1), (32, 16, 16, 2), (64, 8, 24, 4))
 # Clusters at 128 tokens, and options of learned and random centroids.
 CENTROIDS_IN_RECALL = {
-    "token choice, 1 of 8": (*(8, "balance_rate=0.01", "balance_rate=0.01,decay=1.0"),),
+    "token choice, 1 of 8": (8, "balance_rate=0.01", "balance_rate=0.01,decay=1.0"),
     "token choice, exploring, 2 of 16 or 32 (learned ones with anchors)": (
         16,
         "balance_rate=0.01,decay=0.99,anchor_weight=0.5,clusters_per_query=2",
@@ -288,9 +292,7 @@ CENTROIDS_IN_RECALL = {
             clusters,
             *(MEANS % (block, window, reads, decay) for decay in (0.99, 1.0)),
         )
-        for clusters, block, window, reads in (
-            *((16, 16, 17, 1), (32, 16, 16, 2), (64, 8, 24, 4)),
-        )
+        for clusters, block, window, reads in CLUSTERS_READ
     },
 }
 
@@ -318,7 +320,7 @@ def test_centroids_that_learn_or_not_in_recall():
             longer, is_random = divmod(column, 2)
             scaled = clusters * 2 if longer and pattern != "multipole" else clusters
             arguments = (
-                *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
+                *AS_OTHERS,
                 f"--sizes={('128x8', '256x16')[longer]}",
                 f"--num_clusters={scaled}",
                 f"--exploring_queries={32 if 'exploring' in name else 0}",
@@ -364,7 +366,7 @@ def recalled_as_others(name, column):
     """Returns a cell of the table of exploring heads, whose rows have these names."""
     size, clusters = (("128x8", 16), ("256x16", 32))[column]
     arguments = (
-        *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
+        *AS_OTHERS,
         *("--exploring_queries=32", f"--sizes={size}"),
     )
     if name == "token choice, exploring, with the three settings":
@@ -646,7 +648,7 @@ def test_sentences_of_the_readme():
     cells_of = {pattern: cells for (pattern, _), cells in recalled(*MAIN).items()}
     large = {name: cells[1].partition(" ")[0] for name, cells in cells_of.items()}
     (means,) = recalled(
-        *("--key_shifts=1", "--synonyms=4", "--steps=1600", "--seeds=0,1,2"),
+        *AS_OTHERS,
         *("--sizes=128x8", "--num_clusters=32", "--patterns=multipole"),
         f"--options={MEANS % (16, 16, 2, 1.0)}",
     )["multipole", "full"]

@@ -19,6 +19,7 @@ from benchmarks.tasks.settings import Settings
 from benchmarks.tasks.task import SCORES
 from benchmarks.tasks.task import Task
 from benchmarks.tasks.task import published
+from routing_tf.models import Hyperparameters
 from tests import command_line
 
 pytestmark = pytest.mark.slow
@@ -147,6 +148,12 @@ def test_encoders_answer_once(eager):
     logits = keras.ops.convert_to_numpy(model([tokens, positions]))
     assert logits.shape == (2, 1, 10)
     assert np.abs(logits[0] - logits[1]).max() > 1e-6
+
+
+@pytest.mark.parametrize("name", ["multipole_half_near", "multipole_four_clusters"])
+def test_rows_that_read_four_clusters_refuse_another_number(name):
+    with pytest.raises(ValueError, match=f"`clusters_per_query`.*{name}"):
+        Hyperparameters(routing=name, num_clusters=16, clusters_per_query=2)
 
 
 def test_patterns_have_rows_where_they_have_a_form(folders):
